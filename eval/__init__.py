@@ -1,0 +1,1 @@
+"""Measuring: what clips show and what they cost. `videogen` never imports this package."""

@@ -1,0 +1,1 @@
+"""Turbo adapters: loading, contracts, distillation; nothing is built here yet."""

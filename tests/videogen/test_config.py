@@ -1,0 +1,60 @@
+"""Requests and recipes refuse what no model could take, before anything loads."""
+
+import pytest
+
+from videogen.config import Recipe, Request, as_plain, read_environment
+from videogen.errors import RequestError
+from videogen.recipes import PLANNED, find_recipe
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": " \n\t"}, "prompt"),
+        ({"prompt": "x\ud800"}, "prompt"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"steps": 0}, "steps"),
+        ({"steps": -3}, "steps"),
+        ({"steps": True}, "steps"),
+        ({"steps": 2.5}, "steps"),
+        ({"frames": 0}, "frames"),
+        ({"seed": -2}, "seed"),
+        ({"seed": 2**63}, "seed"),
+        ({"seconds": 0.0}, "seconds"),
+        ({"seconds": float("nan")}, "seconds"),
+        ({"seconds": 5.0, "frames": 124}, "frames and seconds"),
+        ({"size": (96,)}, "size"),
+        ({"size": (0, 96)}, "width"),
+        ({"references": ("a.png",), "image": "b.png"}, "references"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(values: dict[str, object], word: str) -> None:
+    with pytest.raises(RequestError, match=f"^{word}.*: got .*, expected .*; "):
+        Request(**({"prompt": "a red circle"} | values))  # type: ignore[arg-type]
+
+
+def test_the_workflow_follows_the_pictures() -> None:
+    assert Request("p").workflow == "t2va"
+    assert Request("p", last_image="b.png").workflow == "fl2va"
+    assert Request("p", references=("r.png",)).workflow == "ref2va"
+
+
+def test_a_planned_recipe_is_refused_with_the_truth() -> None:
+    assert find_recipe("exact") == Recipe()
+    for name in PLANNED:
+        with pytest.raises(RequestError, match="not built yet"):
+            find_recipe(name)
+    with pytest.raises(RequestError, match="expected one of exact"):
+        find_recipe("fast")
+
+
+def test_secrets_are_recorded_as_set_only() -> None:
+    environment = read_environment({"HF_TOKEN": "hf_secret", "HF_HUB_OFFLINE": "1", "VIDEOGEN_OUTPUT_DIR": "clips"})
+    assert environment.record() == {"HF_HUB_OFFLINE": "1", "HF_TOKEN": "set"}
+    assert environment.offline and environment.output_dir == "clips"
+    assert "hf_secret" not in repr(environment)
+
+
+def test_plain_data_has_no_python_objects() -> None:
+    assert as_plain(Request("p", size=(96, 64)))["size"] == [96, 64]

@@ -1,0 +1,1 @@
+"""One thin file per sub-command; the only place that prints."""

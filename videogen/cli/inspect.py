@@ -1,0 +1,72 @@
+"""`videogen inspect FILE`: how a clip was made, from its sidecar or from the clip itself."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from videogen.config import Environment
+from videogen.errors import bad
+from videogen.media import read_comment
+
+_JOB_KEYS = ("prompt", "frames", "steps", "seed", "recipe")
+
+
+def add_command(commands: Any, environment: Environment) -> None:
+    """Register the sub-command."""
+    del environment
+    parser = commands.add_parser("inspect", help="how a clip was made")
+    parser.add_argument("file", help="NAME.mp4 or NAME.json")
+    parser.add_argument("--as-job", action="store_true", help="a job line that makes the same clip again")
+    parser.add_argument("--json", action="store_true", help="the whole record")
+    parser.set_defaults(run=run, verbose=False, quiet=False)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """The record of a clip; an MP4's own tag serves when it was moved away from its sidecar.
+
+    Raises RequestError when there is none.
+    """
+    text = None
+    if path.suffix == ".mp4":
+        sidecar = path.with_suffix(".json")
+        text = sidecar.read_text(encoding="utf-8") if sidecar.is_file() else read_comment(path)
+    elif path.is_file():
+        text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        record = json.loads(text or "")
+    except json.JSONDecodeError:
+        record = None
+    if not isinstance(record, dict) or not str(record.get("schema", "")).startswith("videogen.clip/"):
+        raise bad("clip", str(path), "a videogen clip or its sidecar", "pass NAME.mp4 or NAME.json")
+    return record
+
+
+def as_job(record: dict[str, Any]) -> dict[str, Any]:
+    """A job line that asks for the same clip. Pictures are named as they were; their folder is not stored."""
+    resolved = record["resolved"]
+    job = {key: resolved[key] for key in _JOB_KEYS} | {"size": f"{resolved['width']}x{resolved['height']}"}
+    for item in record.get("inputs", []):
+        if item["role"] == "reference":
+            job.setdefault("references", []).append(item["name"])
+        else:
+            job[item["role"]] = item["name"]
+    return job
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the record; exit code 0."""
+    record = read_record(Path(args.file).expanduser())
+    if args.as_job:
+        print(json.dumps(as_job(record), ensure_ascii=False))
+    elif args.json:
+        print(json.dumps(record, ensure_ascii=False))
+    else:
+        resolved, model = record["resolved"], record["model"]
+        print(f"prompt    {resolved['prompt']}")
+        print(f"clip      {resolved['workflow']} {resolved['width']}x{resolved['height']}, {resolved['frames']} frames")
+        print(f"sampling  {record['forwards']} forwards, seed {resolved['seed']}, {resolved['dtype']}, recipe {resolved['recipe']}")
+        print(f"model     {model['source']} {model['identity'][:12]}{': ' + model['label'] if model['label'] else ''}")
+        print("stages    " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in record["stages_s"].items()))
+        print("software  " + ", ".join(f"{name} {version}" for name, version in record["software"].items()))
+    return 0

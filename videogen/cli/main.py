@@ -1,0 +1,51 @@
+"""The `videogen` command: parses, dispatches, and turns errors into messages and exit codes."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+
+from videogen import __version__
+from videogen.cli import inspect as inspect_command
+from videogen.cli import models, plan, render, status
+from videogen.config import read_environment
+from videogen.errors import EnvironmentFault, RequestError
+
+OK, SOME_FAILED, USAGE, ENVIRONMENT, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(prog="videogen", description="Render clips with open video diffusion models.")
+    parser.add_argument("--version", action="version", version=f"videogen {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    environment = read_environment()
+    for module in (render, plan, status, inspect_command, models):
+        module.add_command(commands, environment)
+    return parser
+
+
+def _set_up_logging(args: argparse.Namespace) -> None:
+    level = logging.DEBUG if args.verbose else logging.ERROR if args.quiet else logging.WARNING
+    logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING, force=True)
+    logging.getLogger("videogen").setLevel(level)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code (0 done, 1 some clips failed, 2 usage, 3 environment, 130/143 stopped)."""
+    args = make_parser().parse_args(argv)
+    _set_up_logging(args)
+    try:
+        return int(args.run(args))
+    except RequestError as error:
+        print(f"videogen: {error}", file=sys.stderr)
+        return USAGE
+    except EnvironmentFault as error:
+        print(f"videogen: {error}", file=sys.stderr)
+        return ENVIRONMENT
+    except KeyboardInterrupt:
+        print("videogen: stopped", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return OK

@@ -1,0 +1,99 @@
+"""`videogen render`: job files and prompts to clips in a folder, resumable at any moment."""
+
+import argparse
+import json
+import logging
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from videogen.cli import plan
+from videogen.cli.options import add_request_options
+from videogen.cli.planning import Wanted, no_duplicates_note, read_wanted, settle_clips
+from videogen.cli.screen import make_screen
+from videogen.config import Environment, Recipe, read_environment
+from videogen.jobs.journal import Journal, locked, read_journal
+from videogen.jobs.run import Renderer, Summary, run_clips, sweep
+from videogen.progress import StopFlag
+
+logger = logging.getLogger(__name__)
+
+
+def add_command(commands: Any, environment: Environment) -> None:
+    """Register the sub-command."""
+    parser = commands.add_parser("render", help="render clips", allow_abbrev=False)
+    add_request_options(parser, environment)
+    parser.add_argument("--dry-run", action="store_true", help="the same as `videogen plan`: loads nothing")
+    parser.set_defaults(run=run)
+
+
+@contextmanager
+def _signals(stop: StopFlag) -> Iterator[list[int]]:
+    """The first SIGINT or SIGTERM asks for a stop between steps, the second ends at once; yields what came."""
+    came: list[int] = []
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+        if stop.wanted:
+            raise KeyboardInterrupt
+        stop.set()
+        print("videogen: stopping after this step; once more stops at once", file=sys.stderr)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Render; exit code 0 all done, 1 some failed, 130 or 143 when stopped."""
+    if args.dry_run:
+        return plan.run(args)
+    wanted = read_wanted(args)
+    stop = StopFlag()
+    with _signals(stop) as came, locked(wanted.folder):
+        journal = read_journal(wanted.folder)
+        sweep(journal)
+        summary = _run(wanted, args, journal, stop)
+    _report(args, wanted, summary)
+    if summary.is_stopped:
+        return 143 if signal.SIGTERM in came else 130
+    return 1 if summary.count("failed") else 0
+
+
+def _run(wanted: Wanted, args: argparse.Namespace, journal: Journal, stop: StopFlag) -> Summary:
+    clips = settle_clips(wanted, args, journal, lambda key, seed: journal.append("seed", draft=key, seed=seed))
+    for note in [no_duplicates_note(wanted, clips), *sorted({note for clip in clips for note in clip.draft.resolved.notes})]:
+        if note:
+            logger.warning("%s", note)
+
+    def open_renderer(recipe: Recipe) -> Renderer:
+        from videogen.pipeline import open_pipeline
+
+        return open_pipeline(wanted.source, recipe, device=args.device)
+
+    screen = make_screen("none" if args.quiet else args.progress, use_color=not read_environment().no_color)
+    with screen:
+        return run_clips(clips, journal, open_renderer, encoding=wanted.encoding, screen=screen, stop=stop)
+
+
+def _report(args: argparse.Namespace, wanted: Wanted, summary: Summary) -> None:
+    counts = {state: summary.count(state) for state in ("done", "skipped", "failed")}
+    if args.json:
+        totals = counts | {"stopped": summary.is_stopped}
+        record = {"schema": "videogen.run/1", "folder": str(wanted.folder), "model": wanted.source.record(), "totals": totals}
+        print(json.dumps(record | {"clips": summary.rows}, ensure_ascii=False))
+        return
+    for row in summary.rows:
+        if "file" in row:
+            print(row["file"] + (" (finished before; --seed or --no-resume makes another)" if row["state"] == "skipped" else ""))
+        else:
+            print(f"videogen: {row['name']} failed: {row['error']}", file=sys.stderr)
+    if len(summary.rows) > 1 or summary.is_stopped:
+        told = ", ".join(f"{number} {state}" for state, number in counts.items() if number)
+        print(f"{told or 'nothing done'}{'; stopped, run the same command to go on' if summary.is_stopped else ''}", file=sys.stderr)

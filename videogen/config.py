@@ -1,0 +1,141 @@
+"""Every option as a frozen value, checked when it is made; the only reader of environment variables."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from videogen.errors import bad
+
+Media = str | Path | Image.Image
+
+MAX_STEPS = 1000
+MAX_SEED = 2**63 - 1
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda", "mps")
+
+
+def _check_prompt(prompt: object) -> None:
+    if not isinstance(prompt, str):
+        raise bad("prompt", prompt, "one text per clip", "pass a single string; use one request per prompt")
+    if not prompt.strip():
+        raise bad("prompt", prompt, "at least one visible character", "say what the clip should show")
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError:
+        raise bad("prompt", prompt, "valid Unicode", "remove the broken characters (check the file's encoding)") from None
+
+
+def _check_whole(what: str, value: int | None, low: int, high: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise bad(what, value, f"a whole number from {low} to {high}", f"change {what}")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one clip should be. Unset fields take the model's own value.
+
+    steps counts model evaluations (forwards); frames are snapped up to the model's ladder; size is (width, height) in
+    pixels; image and last_image are the first and last frame; references are pictures the model should look at.
+    Raises RequestError on a value no model could take; what depends on the model is checked by its family.
+    """
+
+    prompt: str
+    image: Media | None = None
+    last_image: Media | None = None
+    references: tuple[Media, ...] = ()
+    size: tuple[int, int] | None = None
+    frames: int | None = None
+    seconds: float | None = None
+    steps: int | None = None
+    seed: int | None = None
+    round_size: bool = False
+
+    def __post_init__(self) -> None:
+        _check_prompt(self.prompt)
+        _check_whole("frames", self.frames, 1, 100_000)
+        _check_whole("steps", self.steps, 1, MAX_STEPS)
+        _check_whole("seed", self.seed, 0, MAX_SEED)
+        if self.frames is not None and self.seconds is not None:
+            raise bad("frames and seconds", (self.frames, self.seconds), "only one of the two", "drop frames or seconds")
+        if self.seconds is not None and not (isinstance(self.seconds, int | float) and 0 < self.seconds < 10_000):
+            raise bad("seconds", self.seconds, "a positive number", "change seconds")
+        if self.size is not None:
+            if len(self.size) != 2:
+                raise bad("size", self.size, "(width, height)", "pass two numbers")
+            _check_whole("width", self.size[0], 1, 16_384)
+            _check_whole("height", self.size[1], 1, 16_384)
+        if self.references and (self.image is not None or self.last_image is not None):
+            raise bad("references together with image/last_image", len(self.references), "one workflow per clip", "drop one of the two")
+
+    @property
+    def workflow(self) -> str:
+        """`t2va` (text), `fl2va` (first and/or last frame) or `ref2va` (reference pictures)."""
+        if self.references:
+            return "ref2va"
+        return "t2va" if self.image is None and self.last_image is None else "fl2va"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a clip is computed. The default is the exact, unaccelerated model."""
+
+    name: str = "exact"
+    steps: int | None = None
+    dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        _check_whole("recipe steps", self.steps, 1, MAX_STEPS)
+        if self.dtype not in DTYPES:
+            raise bad("dtype", self.dtype, f"one of {', '.join(DTYPES)}", "change dtype")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The environment variables in force; secrets are held as 'set', never as values."""
+
+    output_dir: str = "outputs"
+    values: tuple[tuple[str, str], ...] = ()
+    offline: bool = False
+    no_color: bool = False
+
+    def record(self) -> dict[str, str]:
+        """What the sidecar stores: the variables that were set, in name order."""
+        return dict(self.values)
+
+
+_KEPT = ("CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "PYTORCH_CUDA_ALLOC_CONF")
+_SECRET = ("HF_TOKEN", "VIDEOGEN_API_KEY")
+_TRUE = ("1", "true", "yes", "on")
+
+
+def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
+    """Read the variables videogen honours (the process's own by default)."""
+    env = os.environ if variables is None else variables
+    values = [(name, env[name]) for name in _KEPT if name in env] + [(name, "set") for name in _SECRET if env.get(name)]
+    return Environment(
+        output_dir=env.get("VIDEOGEN_OUTPUT_DIR") or "outputs",
+        values=tuple(sorted(values)),
+        offline=env.get("HF_HUB_OFFLINE", "").lower() in _TRUE,
+        no_color=bool(env.get("NO_COLOR")),
+    )
+
+
+def as_plain(value: Any) -> Any:
+    """A dataclass, path or tuple as JSON-ready plain data; pictures in memory become their description."""
+    if isinstance(value, Image.Image):
+        return f"<picture {value.width}x{value.height} {value.mode}>"
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple | list):
+        return [as_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): as_plain(item) for key, item in value.items()}
+    if hasattr(value, "__dataclass_fields__"):
+        return {field.name: as_plain(getattr(value, field.name)) for field in fields(value)}
+    return value

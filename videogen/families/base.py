@@ -1,0 +1,81 @@
+"""What every model family answers before a weight loads; knows no family by name."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from PIL import Image
+
+from videogen.config import Media, Recipe, Request
+from videogen.errors import bad
+from videogen.identity import hash_picture
+from videogen.images import check_image
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One picture a clip is conditioned on: its role (`image`, `last_image`, `reference`), content and size in pixels."""
+
+    role: str
+    media: Path | Image.Image
+    name: str
+    sha256: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A request with every value settled for one model. Two equal `Resolved` on one machine give equal clips."""
+
+    workflow: str
+    prompt: str
+    width: int
+    height: int
+    frames: int
+    fps: float
+    steps: int
+    seed: int | None
+    dtype: str
+    recipe: str
+    inputs: tuple[Input, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Length of the clip in seconds."""
+        return self.frames / self.fps
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a clip costs, before anything is loaded: rows of the sequence, arithmetic, disk."""
+
+    rows: int
+    tflop: float
+    disk_bytes: int
+
+
+class Family(Protocol):
+    """Checks and settles requests for one model folder; reads configs only."""
+
+    def resolve(self, request: Request, recipe: Recipe) -> Resolved:
+        """Settle every value, or raise RequestError."""
+        ...
+
+    def estimate(self, resolved: Resolved) -> Estimate:
+        """The cost of a clip."""
+        ...
+
+
+def open_input(role: str, media: Media) -> Input:
+    """Check one picture (decoded once, not kept) and name it by its content.
+
+    Raises RequestError when it is missing, unreadable, animated or too large.
+    """
+    if isinstance(media, Image.Image):
+        return Input(role, media, f"<{media.width}x{media.height} picture>", hash_picture(media), media.width, media.height)
+    if not isinstance(media, str | Path) or not str(media):
+        raise bad(role, media, "a path or a PIL picture", "pass the file's path")
+    file = check_image(Path(media))
+    return Input(role, file.path, file.path.name, file.sha256, file.width, file.height)

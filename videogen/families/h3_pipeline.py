@@ -1,0 +1,120 @@
+"""MiniMax-H3 at work: drives diffusers' own modular blocks, with phases, steps and a stop between steps.
+
+There is no second denoising loop here: diffusers' loop block runs, and its progress bar is replaced by one that reports.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from diffusers import MiniMaxH3ModularPipeline
+from diffusers.modular_pipelines.minimax_h3 import MiniMaxH3ImageReference
+from diffusers.modular_pipelines.modular_pipeline import PipelineState
+from PIL import Image
+
+from videogen.families.base import Resolved
+from videogen.images import load_image
+from videogen.progress import PhaseClock
+
+_LOOP = "denoise.denoise"
+_PHASE_OF_BLOCK = {"text_encoder": "text", _LOOP: "denoise", "denoise.after_denoise": "decode"}
+
+
+class H3Pipeline(MiniMaxH3ModularPipeline):  # type: ignore[misc]
+    """H3 with its 5 s floor lifted: `H3Family` has checked the length against the folder's own shortest clip."""
+
+    @property
+    def min_duration(self) -> float:
+        """Seconds; no floor here."""
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RawClip:
+    """What the model made: frames (F, H, W, 3) float in [0, 1], audio (channels, samples) float, sigmas with the last 0."""
+
+    frames: npt.NDArray[np.float32]
+    audio: npt.NDArray[np.float32]
+    sampling_rate: int
+    sigmas: dict[str, list[float]]
+
+
+class _StepBar:
+    """Takes the place of the loop's tqdm bar and reports each step; raising here is outside the loop's error log."""
+
+    def __init__(self, total: int, clock: PhaseClock) -> None:
+        self.total, self.done, self.clock = total, 0, clock
+
+    def __enter__(self) -> "_StepBar":
+        self.clock.step(0, self.total)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        return None
+
+    def update(self, steps: int = 1) -> None:
+        self.done += steps
+        self.clock.step(self.done, self.total)
+
+
+@contextmanager
+def _reporting(pipe: Any, clock: PhaseClock) -> Iterator[None]:
+    loop = pipe._blocks.sub_blocks[_LOOP]
+    loop.progress_bar = lambda total: _StepBar(total, clock)
+    try:
+        yield
+    finally:
+        del loop.progress_bar
+
+
+def _phase(block: str) -> str:
+    return _PHASE_OF_BLOCK.get(block, "decode" if block.startswith("decode.") else "prepare")
+
+
+def _picture(media: Any) -> Image.Image:
+    return media.convert("RGB") if isinstance(media, Image.Image) else load_image(media)
+
+
+def block_inputs(resolved: Resolved, seed: int) -> dict[str, Any]:
+    """The keyword arguments diffusers' blocks take for this request. Noise comes from a CPU generator of its own.
+
+    `num_inference_steps` counts grid points, terminal 0 included: one more than forwards.
+    """
+    inputs: dict[str, Any] = {
+        "prompt": resolved.prompt,
+        "height": resolved.height,
+        "width": resolved.width,
+        "num_frames": resolved.frames,
+        "num_inference_steps": resolved.steps + 1,
+        "generator": torch.Generator("cpu").manual_seed(seed),
+        "output_type": "np",
+    }
+    references = [MiniMaxH3ImageReference(_picture(i.media)) for i in resolved.inputs if i.role == "reference"]
+    inputs.update({i.role: _picture(i.media) for i in resolved.inputs if i.role != "reference"})
+    return inputs | ({"references": references} if references else {})
+
+
+def run(pipe: Any, resolved: Resolved, seed: int, clock: PhaseClock) -> RawClip:
+    """Render one clip with a loaded pipeline of the request's workflow.
+
+    Raises CancelledRender between steps or blocks when a stop is wanted; nothing of the request outlives the call.
+    """
+    state, inputs = PipelineState(), block_inputs(resolved, seed)
+    for parameter in pipe._blocks.inputs:
+        if parameter.name in inputs:
+            state.set(parameter.name, inputs[parameter.name], parameter.kwargs_type)
+        elif parameter.name is not None:
+            state.set(parameter.name, parameter.default, parameter.kwargs_type)
+    with torch.no_grad(), _reporting(pipe, clock):
+        for name, block in pipe._blocks.sub_blocks.items():
+            clock.enter(_phase(name))
+            _, state = block(pipe, state)
+    clock.close()
+    sigmas = {"video": pipe.scheduler.sigmas.tolist(), "audio": pipe.audio_scheduler.sigmas.tolist()}
+    frames, audio = np.asarray(state.get("videos"))[0], state.get("audio")[0].float().cpu().numpy()
+    return RawClip(frames, audio, int(state.get("sampling_rate")), sigmas)

@@ -1,0 +1,1 @@
+"""From job files to finished clips: plan, journal, run."""

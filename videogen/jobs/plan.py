@@ -1,0 +1,246 @@
+"""From job values to clips that can be rendered: typed, checked, with seeds, identities and names; loads no weight."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from videogen.config import Recipe, Request, as_plain
+from videogen.errors import RequestError, bad
+from videogen.families.base import Estimate, Family, Resolved
+from videogen.identity import hash_settings
+from videogen.jobs.files import MEDIA_KEYS, RawJob
+from videogen.jobs.journal import Journal
+from videogen.jobs.names import distinct, render_name
+from videogen.recipes import find_recipe
+
+MAX_REPEAT = 10_000
+_SHOWN_ERRORS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One clip before its seed is settled."""
+
+    request: Request
+    resolved: Resolved
+    recipe: Recipe
+    estimate: Estimate
+    place: str
+    user_id: str = ""
+    tags: tuple[str, ...] = ()
+    output: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """One clip to render: its draft, seed, identity (hash of everything that decides it) and name without ending."""
+
+    draft: Draft
+    seed: int
+    job_id: str
+    name: str
+    is_done: bool = False
+
+
+def _whole(place: str, key: str, value: Any) -> int:
+    try:
+        if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+            raise ValueError
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        raise bad(f"{place}: {key}", value, "a whole number", f"correct {key}") from None
+
+
+def _number(place: str, key: str, value: Any) -> float:
+    text = value.strip().removesuffix("s") if isinstance(value, str) else value
+    try:
+        if isinstance(text, bool):
+            raise ValueError
+        return float(text)
+    except (TypeError, ValueError):
+        raise bad(f"{place}: {key}", value, "a number of seconds", f"correct {key}") from None
+
+
+def parse_size(place: str, value: Any) -> tuple[int, int]:
+    """`160x96`, `[160, 96]` or `(160, 96)` as (width, height).
+
+    Raises RequestError naming the place.
+    """
+    parts = value.lower().replace("×", "x").split("x") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple) or len(parts) != 2:
+        raise bad(f"{place}: size", value, "WIDTHxHEIGHT, such as 160x96", "correct size")
+    return _whole(place, "width", parts[0]), _whole(place, "height", parts[1])
+
+
+def _media(place: str, key: str, value: Any, folder: Path) -> Path:
+    if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
+        raise bad(f"{place}: {key}", value, "a path", f"correct {key}")
+    if str(value).startswith(("http://", "https://")):
+        raise bad(f"{place}: {key}", value, "a path on this machine", "download the picture first")
+    path = Path(value).expanduser()
+    return path if path.is_absolute() else folder / path
+
+
+def _flag(place: str, key: str, value: Any) -> bool:
+    known = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if str(value).lower() not in known:
+        raise bad(f"{place}: {key}", value, "true or false", f"correct {key}")
+    return known[str(value).lower()]
+
+
+def make_request(raw: RawJob) -> Request:
+    """A typed request from one job's values; relative pictures start at the job file's folder.
+
+    Raises RequestError naming file and line.
+    """
+    place, given = raw.place, raw.values
+    values: dict[str, Any] = {"prompt": given.get("prompt", "")}
+    for key in ("frames", "steps", "seed"):
+        if key in given:
+            values[key] = _whole(place, key, given[key])
+    if values.get("seed") == -1:
+        values["seed"] = None
+    if "seconds" in given:
+        values["seconds"] = _number(place, "seconds", given["seconds"])
+    if "size" in given and ("width" in given or "height" in given):
+        raise bad(f"{place}: size", given["size"], "either size or width and height", "drop one of them")
+    if "size" in given or "width" in given or "height" in given:
+        values["size"] = parse_size(place, given.get("size", [given.get("width"), given.get("height")]))
+    for key in MEDIA_KEYS[:2]:
+        if key in given:
+            values[key] = _media(place, key, given[key], raw.folder)
+    references = given.get("references", [])
+    listed = references if isinstance(references, list | tuple) else [references]
+    values["references"] = tuple(_media(place, "references", item, raw.folder) for item in listed)
+    if "round_size" in given:
+        values["round_size"] = _flag(place, "round_size", given["round_size"])
+    try:
+        return Request(**values)
+    except RequestError as error:
+        raise RequestError(f"{place}: {error}") from None
+
+
+def _drafts_of(raw: RawJob, family: Family, recipe: Recipe) -> list[Draft]:
+    request = make_request(raw)
+    chosen = find_recipe(str(raw.values["recipe"])) if "recipe" in raw.values else recipe
+    repeat = _whole(raw.place, "repeat", raw.values.get("repeat", 1))
+    if not 1 <= repeat <= MAX_REPEAT:
+        raise bad(f"{raw.place}: repeat", repeat, f"from 1 to {MAX_REPEAT}", "correct repeat")
+    try:
+        resolved = family.resolve(request, chosen)
+    except RequestError as error:
+        raise RequestError(f"{raw.place}: {error}") from None
+    tags = raw.values.get("tags", [])
+    extras: dict[str, Any] = {
+        "user_id": str(raw.values.get("id", "")),
+        "output": str(raw.values.get("output", "")),
+        "tags": tuple(str(tag) for tag in (tags if isinstance(tags, list | tuple) else [tags])),
+    }
+    estimate = family.estimate(resolved)
+    seeds = [None if resolved.seed is None else resolved.seed + k for k in range(repeat)]
+    return [Draft(request, replace(resolved, seed=seed), chosen, estimate, raw.place, **extras) for seed in seeds]
+
+
+def make_drafts(raws: Sequence[RawJob], family: Family, recipe: Recipe) -> list[Draft]:
+    """Check every job and expand repeats.
+
+    Raises one RequestError that lists every wrong job (up to 20), each with its place.
+    """
+    drafts: list[Draft] = []
+    errors: list[str] = []
+    for raw in raws:
+        try:
+            drafts += _drafts_of(raw, family, recipe)
+        except RequestError as error:
+            errors.append(str(error))
+    if len(errors) == 1 and len(raws) == 1:
+        raise RequestError(errors[0])
+    if errors:
+        more = [f"... and {len(errors) - _SHOWN_ERRORS} more"] if len(errors) > _SHOWN_ERRORS else []
+        raise RequestError("\n".join([f"{len(errors)} of {len(raws)} jobs are wrong:", *errors[:_SHOWN_ERRORS], *more]))
+    return drafts
+
+
+def identity_settings(draft: Draft, model_identity: str, encoding: Any) -> dict[str, Any]:
+    """Everything that decides a clip's bytes, without its seed: the input of its identity."""
+    settled = as_plain(draft.resolved)
+    kept = {key: value for key, value in settled.items() if key not in ("inputs", "notes", "seed")}
+    inputs = [[item.role, item.sha256] for item in draft.resolved.inputs]
+    return kept | {"inputs": inputs, "model": model_identity, "encoding": as_plain(encoding), "recipe": as_plain(draft.recipe)}
+
+
+@dataclass(slots=True)
+class SeedBook:
+    """Seeds for drafts that name none. A seed this folder drew before for the same settings is used again when
+    resuming, so that an interrupted batch is completed and not begun anew. `remember` keeps a new one."""
+
+    known: Mapping[str, int]
+    remember: Callable[[str, int], None]
+    draw: Callable[[], int]
+    shared_key: str = ""
+    _drawn: dict[str, int] = field(default_factory=dict)
+    _occurrence: Counter[str] = field(default_factory=Counter)
+
+    def seed(self, settings_hash: str) -> int:
+        """The seed of the next draft with these settings; one for all drafts when there is a shared key."""
+        key = self.shared_key or f"{settings_hash}:{self._occurrence[settings_hash]}"
+        self._occurrence[settings_hash] += 1
+        if key in self.known:
+            return self.known[key]
+        if key not in self._drawn:
+            self._drawn[key] = self.draw()
+            self.remember(key, self._drawn[key])
+        return self._drawn[key]
+
+
+def settle(
+    drafts: Sequence[Draft],
+    journal: Journal,
+    seeds: SeedBook,
+    *,
+    model: tuple[str, str],
+    encoding: Any,
+    template: str,
+    is_resumed: bool,
+    is_taken: Callable[[str], bool],
+) -> list[Clip]:
+    """Give every draft its seed, identity and name; `model` is (name, identity).
+
+    A clip keeps the name the journal knows it by. Clips equal in everything, seed included, are made once.
+    """
+    clips: dict[str, Clip] = {}
+    owners = {known.name.lower(): job_id for job_id, known in journal.jobs.items() if known.name}
+    for index, draft in enumerate(drafts, 1):
+        settings = identity_settings(draft, model[1], encoding)
+        asked = draft.resolved.seed
+        seed = seeds.seed(hash_settings(settings)) if asked is None else asked
+        job_id = hash_settings(settings | {"seed": seed})
+        if job_id in clips:
+            continue
+        known = journal.jobs.get(job_id)
+        name = known.name if known and is_resumed else ""
+        if not name:
+            wanted = render_name(draft.output or template, _name_values(draft, index, seed, model[0]))
+            name = distinct(wanted, lambda lowered: lowered in owners or is_taken(lowered))
+        owners[name.lower()] = job_id
+        clips[job_id] = Clip(draft, seed, job_id, name, is_resumed and journal.is_done(job_id))
+    return list(clips.values())
+
+
+def _name_values(draft: Draft, index: int, seed: int, model: str) -> dict[str, Any]:
+    r = draft.resolved
+    first = next((Path(item.name).stem for item in r.inputs), "")
+    return {
+        "index": index,
+        "id": draft.user_id or str(index),
+        "seed": seed,
+        "prompt": r.prompt,
+        "model": model,
+        "recipe": r.recipe,
+        "size": f"{r.width}x{r.height}",
+        "frames": r.frames,
+        "steps": r.steps,
+        "stem": first,
+    }

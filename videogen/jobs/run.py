@@ -1,0 +1,221 @@
+"""Renders a plan into one folder: claims, renders, writes, journals; one bad clip never costs another."""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from videogen.config import Recipe
+from videogen.errors import CancelledRender, EnvironmentFault, say
+from videogen.families.base import Resolved
+from videogen.identity import canonical_json, hash_file
+from videogen.jobs.journal import Journal
+from videogen.jobs.plan import Clip
+from videogen.media import ClipInfo, Encoding, discard_partial, encode_files, write_clip
+from videogen.progress import Event, OnEvent, StopFlag
+from videogen.result import Result
+
+logger = logging.getLogger(__name__)
+
+# What one clip can raise without saying anything about the next one. EnvironmentFault ends the run: the next would fail too.
+CLIP_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, MemoryError, AssertionError)
+
+
+class Renderer(Protocol):
+    """The part of `videogen.pipeline.Pipeline` that a run needs."""
+
+    def render(self, request: Resolved, *, seed: int | None, on_event: OnEvent, stop: StopFlag | None) -> Result:
+        """Render one clip."""
+        ...
+
+
+class Screen(Protocol):
+    """What a run tells: each clip's begin, events and end (`state`: done, skipped, failed)."""
+
+    def begin(self, clip: Clip, number: int, total: int) -> None:
+        """A clip is next."""
+        ...
+
+    def event(self, event: Event) -> None:
+        """A phase or step of the running clip."""
+        ...
+
+    def end(self, clip: Clip, state: str, seconds: float, message: str) -> None:
+        """The clip is over."""
+        ...
+
+
+class SilentScreen:
+    """Tells nothing."""
+
+    def begin(self, clip: Clip, number: int, total: int) -> None:
+        """Nothing."""
+
+    def event(self, event: Event) -> None:
+        """Nothing."""
+
+    def end(self, clip: Clip, state: str, seconds: float, message: str) -> None:
+        """Nothing."""
+
+
+@dataclass(slots=True)
+class Summary:
+    """How a run went: clip rows in plan order, and whether it was stopped."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    is_stopped: bool = False
+
+    def count(self, state: str) -> int:
+        """How many clips ended in this state."""
+        return sum(row["state"] == state for row in self.rows)
+
+
+def sweep(journal: Journal) -> None:
+    """Remove what a killed run left half-written, for every name the journal knows; call it holding the lock."""
+    for known in journal.jobs.values():
+        if known.name:
+            discard_partial(journal.folder / f"{known.name}.mp4")
+            _part(journal.folder / f"{known.name}.json").unlink(missing_ok=True)
+
+
+def run_clips(
+    clips: Sequence[Clip],
+    journal: Journal,
+    open_renderer: Callable[[Recipe], Renderer],
+    *,
+    encoding: Encoding,
+    screen: Screen,
+    stop: StopFlag,
+) -> Summary:
+    """Render every clip that is not done, in order.
+
+    `open_renderer` is called once per recipe in use, and only when a clip needs it. Raises EnvironmentFault when
+    nothing more can be rendered or written; what was finished stays.
+    """
+    summary = Summary()
+    opened: dict[Recipe, Renderer] = {}
+    for number, clip in enumerate(clips, 1):
+        if stop.wanted:
+            summary.is_stopped = True
+            break
+        screen.begin(clip, number, len(clips))
+        if clip.is_done:
+            screen.end(clip, "skipped", 0.0, str(journal.folder / f"{clip.name}.mp4"))
+            summary.rows.append(_row(clip, "skipped", journal.folder))
+            continue
+        recipe = clip.draft.recipe
+        if recipe not in opened:
+            opened[recipe] = open_renderer(recipe)
+        if not _run_one(clip, opened[recipe], journal, encoding, screen, stop, summary):
+            break
+    return summary
+
+
+def _run_one(
+    clip: Clip, renderer: Renderer, journal: Journal, encoding: Encoding, screen: Screen, stop: StopFlag, summary: Summary
+) -> bool:
+    """Render one clip into the folder; False when the run should end here."""
+    began = time.perf_counter()
+    journal.append("start", job=clip.job_id, name=clip.name)
+    try:
+        result = renderer.render(clip.draft.resolved, seed=clip.seed, on_event=screen.event, stop=stop)
+        path = _write(clip, result, journal.folder, encoding, screen)
+    except CancelledRender:
+        journal.append("stopped", job=clip.job_id)
+        summary.is_stopped = True
+        return False
+    except EnvironmentFault as error:
+        _note_failure(journal, clip, str(error))
+        raise
+    except CLIP_ERRORS as error:
+        message = f"{type(error).__name__}: {error}".strip()
+        logger.debug("clip %s failed", clip.name, exc_info=True)
+        journal.append("failed", job=clip.job_id, error=message[:2000])
+        screen.end(clip, "failed", time.perf_counter() - began, message)
+        summary.rows.append(_row(clip, "failed", journal.folder) | {"error": message})
+        return True
+    seconds = time.perf_counter() - began
+    rate = {"seconds": round(seconds, 3), "tflop": round(clip.draft.estimate.tflop, 3)}
+    journal.append("done", job=clip.job_id, file=path.name, sha256=hash_file(path), **rate)
+    screen.end(clip, "done", seconds, str(path))
+    summary.rows.append(_row(clip, "done", journal.folder) | {"seconds": round(seconds, 3)})
+    return True
+
+
+def _note_failure(journal: Journal, clip: Clip, message: str) -> None:
+    """Journal a failure that ends the run; on a full disk even that may be impossible, and the cause matters more."""
+    try:
+        journal.append("failed", job=clip.job_id, error=message[:2000])
+    except EnvironmentFault:
+        logger.debug("the journal could not be written either")
+
+
+def _row(clip: Clip, state: str, folder: Path) -> dict[str, Any]:
+    kept = {"job_id": clip.job_id, "name": clip.name, "state": state, "seed": clip.seed, "place": clip.draft.place}
+    return kept | ({} if state == "failed" else {"file": str(folder / f"{clip.name}.mp4")})
+
+
+def _write(clip: Clip, result: Result, folder: Path, encoding: Encoding, screen: Screen) -> Path:
+    """The clip, its companions and its sidecar, each appearing whole; the sidecar last."""
+    began = time.perf_counter()
+    screen.event(Event("encode"))
+    path = folder / f"{clip.name}.mp4"
+    draft = clip.draft
+    record: dict[str, Any] = {"job_id": clip.job_id, "id": draft.user_id, "tags": list(draft.tags), "place": draft.place}
+    record = result.record | {k: v for k, v in record.items() if v}
+    info = write_clip(
+        path,
+        result.frames,
+        result.audio,
+        fps=result.fps,
+        sampling_rate=result.sampling_rate,
+        encoding=encoding,
+        comment=canonical_json(record),
+    )
+    record["stages_s"] = record["stages_s"] | {"encode": round(time.perf_counter() - began, 3)}
+    record["output"] = record["output"] | _output_entry(path, info, encoding)
+    write_json(folder / f"{clip.name}.json", record)
+    return path
+
+
+def _output_entry(path: Path, info: ClipInfo, encoding: Encoding) -> dict[str, Any]:
+    return {
+        "file": path.name,
+        "companions": [file.name for file in encode_files(path, encoding)[1:]],
+        "bytes": path.stat().st_size,
+        "sha256": hash_file(path),
+        "frames": info.frames,
+        "size": f"{info.width}x{info.height}",
+        "fps": round(info.fps, 6),
+        "duration_s": round(info.duration_s, 6),
+        "video_codec": info.video_codec,
+        "audio_codec": info.audio_codec,
+        "sampling_rate": info.sampling_rate,
+        "crf": encoding.crf,
+    }
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(path.name + ".part")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that the file appears whole or not at all.
+
+    Raises EnvironmentFault when the disk refuses.
+    """
+    part = _part(path)
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1, sort_keys=True, ensure_ascii=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise EnvironmentFault(say("sidecar", str(path), "a file that can be written", error.strerror or str(error))) from None

@@ -1,0 +1,159 @@
+"""From a model source to a pipeline whose every component is present and strictly complete; renders nothing."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.utils import logging as diffusers_logging
+from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from videogen.errors import EnvironmentFault, say
+from videogen.families.h3_pipeline import H3Pipeline
+from videogen.source import ModelSource
+
+logger = logging.getLogger(__name__)
+
+RANDOM_SEED = 0
+_SHOWN = 5
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is the first CUDA device, else the CPU.
+
+    Raises EnvironmentFault when the device asked for is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not there[name]:
+        raise EnvironmentFault(say("device", repr(name), "a device this torch can use", "use --device cpu, or check the driver"))
+    return torch.device(name)
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is float32 on the CPU (exact, and fast enough at pocket size) and bfloat16 elsewhere."""
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hold back the libraries' own bars and deprecation notes while loading: our screen reports, and faults raise."""
+    before = [(module, module.is_progress_bar_enabled()) for module in (diffusers_logging, transformers_logging)]
+    for module, _ in before:
+        module.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        for module, was_enabled in before:
+            if was_enabled:
+                module.enable_progress_bar()
+
+
+def _fault(what: str, got: object, expected: str) -> EnvironmentFault:
+    return EnvironmentFault(say(what, str(got), expected, "download the model again, or check the folder"))
+
+
+def _check_complete(name: str, info: dict[str, Any]) -> None:
+    """Refuse a model whose files and parameters do not match one to one."""
+    for kind, word in (("missing_keys", "missing"), ("unexpected_keys", "left over"), ("mismatched_keys", "of another shape")):
+        keys = [str(key[0]) if isinstance(key, tuple | list) else str(key) for key in info.get(kind) or ()]
+        if keys:
+            shown = ", ".join(sorted(keys)[:_SHOWN]) + (" ..." if len(keys) > _SHOWN else "")
+            raise _fault(f"weights of {name}", f"{len(keys)} tensors {word} ({shown})", "every tensor exactly once")
+
+
+def _is_finite(model: torch.nn.Module) -> bool:
+    return all(bool(torch.isfinite(p).all()) for p in model.parameters() if p.is_floating_point())
+
+
+def _load_model(kind: Any, name: str, folder: Path, subfolder: str, dtype: torch.dtype) -> Any:
+    if not (folder / subfolder / "config.json").is_file():
+        raise _fault(f"model component {name}", f"no {subfolder}/config.json in {folder}", "every component of the index")
+    try:
+        model, info = kind.from_pretrained(folder, subfolder=subfolder, dtype=dtype, output_loading_info=True, local_files_only=True)
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        first = str(error).strip().split("\n")[0][:300]
+        raise _fault(f"model component {name}", f"{type(error).__name__}: {first}", "files that load") from error
+    _check_complete(name, info)
+    return model
+
+
+def _cast(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """Cast parameters and buffers, sparing the parts the class keeps in float32 (matched by exact path part)."""
+    kept = set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    for path, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.is_floating_point() and not kept & set(path.split(".")):
+            tensor.data = tensor.data.to(dtype)
+    return model
+
+
+def _random_model(kind: Any, folder: Path, subfolder: str, dtype: torch.dtype) -> Any:
+    """A model built from its config with seeded weights; the caller's random state is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(RANDOM_SEED)
+        if issubclass(kind, ModelMixin):
+            model = kind.from_config(kind.load_config(folder, subfolder=subfolder))
+        else:
+            model = kind(kind.config_class.from_pretrained(folder, subfolder=subfolder))
+    return _cast(model, dtype).eval()
+
+
+def _load_component(source: ModelSource, name: str, spec: Any, dtype: torch.dtype) -> Any:
+    kind, subfolder = spec.type_hint, spec.subfolder or ""
+    if isinstance(kind, type) and issubclass(kind, ModelMixin | PreTrainedModel):
+        if source.weights == "random":
+            return _random_model(kind, source.folder, subfolder, dtype)
+        return _load_model(kind, name, source.folder, subfolder, dtype)
+    try:
+        if isinstance(kind, type) and issubclass(kind, ConfigMixin):
+            return kind.from_pretrained(source.folder, subfolder=subfolder, local_files_only=True)  # type: ignore[attr-defined]
+        return kind.from_pretrained(str(source.folder / subfolder), local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        first = str(error).strip().split("\n")[0][:300]
+        raise _fault(f"model component {name}", f"{type(error).__name__}: {first}", "files that load") from error
+
+
+def load_pipeline(
+    source: ModelSource,
+    workflow: str,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    shared: dict[str, Any],
+) -> Any:
+    """A diffusers pipeline for one workflow (`t2va`, `fl2va`, `ref2va`) with every component loaded.
+
+    `shared` holds components by subfolder, so that workflows and partitions stored once are in memory once.
+    Raises EnvironmentFault naming up to five keys when a component is missing, incomplete or broken.
+    """
+    pipe = H3Pipeline.from_pretrained(str(source.folder), workflow=workflow)
+    loaded: dict[str, Any] = {}
+    for name, spec in pipe._component_specs.items():
+        if spec.default_creation_method != "from_pretrained":
+            continue
+        key = f"{spec.type_hint.__name__}:{spec.subfolder or name}"
+        if key not in shared:
+            logger.info("loading %s", name)
+            with _quiet():
+                component = _load_component(source, name, spec, dtype)
+            if isinstance(component, torch.nn.Module):
+                component = component.to(device)
+                if not _is_finite(component):
+                    raise _fault(f"weights of {name}", "NaN or infinity", "finite numbers")
+            shared[key] = component
+        loaded[name] = shared[key]
+    pipe.register_components(**loaded)
+    missing = [name for name in pipe._component_specs if getattr(pipe, name, None) is None]
+    if missing:
+        raise _fault("model components", ", ".join(missing[:_SHOWN]), "every component loaded")
+    return pipe

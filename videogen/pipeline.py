@@ -1,0 +1,146 @@
+"""The composition root: opens a model with a recipe and renders requests; the only place that attaches things."""
+
+import logging
+import platform
+import resource
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import diffusers
+import numpy as np
+import torch
+import transformers
+
+from videogen import __version__
+from videogen.config import Recipe, Request, as_plain, read_environment
+from videogen.families.base import Resolved
+from videogen.families.h3 import H3Family
+from videogen.families.h3_pipeline import RawClip, run
+from videogen.identity import hash_bytes
+from videogen.load import load_pipeline, pick_device, pick_dtype
+from videogen.media import to_uint8
+from videogen.progress import OnEvent, PhaseClock, StopFlag, ignore
+from videogen.recipes import find_recipe
+from videogen.result import Result
+from videogen.seeds import draw_seed
+from videogen.source import ModelSource, check_digest, fetch_weights, find_model, open_family
+
+logger = logging.getLogger(__name__)
+
+SCHEMA = "videogen.clip/1"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+class Pipeline:
+    """A model opened with a recipe. Workflows load on first use and stay; requests share nothing but weights."""
+
+    def __init__(self, source: ModelSource, family: H3Family, recipe: Recipe, device: torch.device) -> None:
+        self.source, self.family, self.recipe, self.device = source, family, recipe, device
+        self.dtype = pick_dtype(recipe.dtype, device)
+        self._shared: dict[str, Any] = {}
+        self._opened: dict[str, Any] = {}
+
+    def load(self, workflow: str) -> Any:
+        """Diffusers' pipeline for a workflow, loaded once."""
+        if workflow not in self._opened:
+            self._opened[workflow] = load_pipeline(self.source, workflow, device=self.device, dtype=self.dtype, shared=self._shared)
+        return self._opened[workflow]
+
+    def render(
+        self,
+        request: Request | Resolved,
+        *,
+        seed: int | None = None,
+        on_event: OnEvent = ignore,
+        stop: StopFlag | None = None,
+    ) -> Result:
+        """Render one clip. The seed is the request's, else `seed`, else drawn; it is in the record either way.
+
+        Raises RequestError before any weight loads, EnvironmentFault when the model cannot load, CancelledRender
+        when `stop` is set.
+        """
+        resolved = request if isinstance(request, Resolved) else self.family.resolve(request, self.recipe)
+        used_seed = next(s for s in (resolved.seed, seed, draw_seed()) if s is not None)
+        started, clock = _now(), PhaseClock(on_event, stop or StopFlag())
+        clock.enter("load")
+        pipe = self.load(resolved.workflow)
+        raw = run(pipe, resolved, used_seed, clock)
+        frames = to_uint8(raw.frames)
+        record = self._record(resolved, used_seed, raw, clock.stages_s) | {"started": started, "finished": _now()}
+        record["output"] = {"frames_sha256": hash_bytes(frames.tobytes()), "audio_sha256": hash_bytes(raw.audio.tobytes())}
+        return Result(frames, np.clip(raw.audio, -1.0, 1.0), raw.sampling_rate, resolved.fps, record)
+
+    def _record(self, resolved: Resolved, seed: int, raw: RawClip, stages_s: dict[str, float]) -> dict[str, Any]:
+        settled = {k: v for k, v in as_plain(resolved).items() if k not in ("inputs", "notes")}
+        settled |= {"seed": seed, "seconds": round(resolved.seconds, 6), "dtype": str(self.dtype).removeprefix("torch.")}
+        return {
+            "schema": SCHEMA,
+            "status": "completed",
+            "resolved": settled,
+            "notes": list(resolved.notes),
+            "inputs": [{"role": i.role, "name": i.name, "sha256": i.sha256} for i in resolved.inputs],
+            "model": self.source.record(),
+            "recipe": as_plain(self.recipe),
+            "sigmas": raw.sigmas,
+            "forwards": len(raw.sigmas["video"]) - 1,
+            "stages_s": {name: round(seconds, 3) for name, seconds in stages_s.items()},
+            "peak_memory_mb": peak_memory_mb(self.device),
+            "software": software(),
+            "hardware": hardware(self.device),
+            "environment": read_environment().record(),
+        }
+
+
+def software() -> dict[str, str]:
+    """Versions that decide a clip."""
+    return {
+        "videogen": __version__,
+        "torch": torch.__version__,
+        "diffusers": diffusers.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """Where the clip was computed; no host or user name."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {"device": device.type, "name": name, "threads": torch.get_num_threads()}
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    """Most memory in use so far: of the device for CUDA, of the process otherwise. Megabytes of 10^6 bytes."""
+    if device.type == "cuda":
+        return round(torch.cuda.max_memory_allocated(device) / 1e6, 1)
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3, 1)
+
+
+def open_pipeline(
+    model: str | ModelSource = "pocket",
+    recipe: str | Recipe = "exact",
+    *,
+    device: str = "auto",
+) -> Pipeline:
+    """Open a model (`pocket`, `random`, a folder, a hub id) with a recipe; weights load at the first clip.
+
+    Raises RequestError for a wrong name, EnvironmentFault for a device or model that is not there.
+    """
+    found_recipe = find_recipe(recipe)
+    source = model if isinstance(model, ModelSource) else find_model(model, offline=read_environment().offline)
+    family, where = open_family(source), pick_device(device)
+    source = fetch_weights(source, offline=read_environment().offline)
+    check_digest(source)
+    if source.label:
+        logger.warning("%s: %s", source.name, source.label)
+    return Pipeline(source, family, found_recipe, where)
+
+
+def render(requests: Request | Iterable[Request], *, model: str = "pocket", recipe: str | Recipe = "exact") -> list[Result]:
+    """Render one or several requests with one opened model, in order."""
+    wanted = [requests] if isinstance(requests, Request) else list(requests)
+    pipeline = open_pipeline(model, recipe)
+    return [pipeline.render(request) for request in wanted]
