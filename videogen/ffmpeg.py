@@ -63,13 +63,13 @@ def file_url(path: Path) -> str:
 def probe(path: Path) -> ClipInfo:
     """Decode every frame and sample of `path` and say what was there; `RequestError` when it is damaged or not a clip."""
     streams = ("-map", "0:v:0", "-map", "0:a:0?", "-fps_mode", "passthrough", "-c:a", "pcm_f32le")
-    video, *rest = _parse_framecrc(_read(path, *streams, "-f", "framecrc", "-").decode())
+    decoded = _parse_framecrc(_read(path, *streams, "-f", "framecrc", "-").decode())
+    if not decoded or decoded[0].end <= 0:
+        raise bad(f"clip {str(path)!r}", "no frame with a duration", "a clip", "check the file")
+    video, audio = decoded[0], decoded[1] if len(decoded) > 1 else None
     _, log = run_ffmpeg("-i", file_url(path), "-map", "0", "-c", "copy", "-t", "0", "-f", "null", "-")
     duration_s = video.end * video.tick_s
-    if duration_s <= 0:
-        raise bad(f"clip {str(path)!r}", "no frame with a duration", "a clip", "check the file")
     video_codec, pixel_format = _stream_codec(log, "Video")
-    audio = rest[0] if rest else None
     width, height = video.facts["dimensions"].split("x")
     return ClipInfo(
         frames=video.num_packets,

@@ -24,8 +24,8 @@ WHITE = (255, 255, 255, 255)
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "TIFF", "BMP", "AVIF", "JPEG2000", "PPM")
 _READABLE = "a PNG, JPEG, WebP, AVIF, TIFF, GIF, BMP, JPEG 2000 or PPM picture"
 _GREY_16 = ("I", "I;16", "I;16L", "I;16B", "I;16N")
-# Modes whose colours one kind of ICC profile describes; palettes and colour-difference JPEGs are expanded to RGB first.
-_PROFILE_SPACE = {"L": "GRAY", "RGB": "RGB", "CMYK": "CMYK"}
+# An embedded ICC profile describes one of these; palettes and the like are expanded to RGB first
+_PROFILE_MODES = ("L", "RGB", "CMYK")
 # What Pillow's readers raise on damaged files, besides its own classes.
 _DAMAGE = (
     *(OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, ArithmeticError),
@@ -48,31 +48,48 @@ def check_image(path: Path) -> ImageFile:
     """Decode `path` in full, exactly as `load_image` will; raises `RequestError` with the reason when it cannot be used."""
     with _opened(path) as (image, sha256):
         kind = str(image.format)
-        width, height = _rgb(path, image).size
+        width, height = to_rgb(image, _what(path)).size
     return ImageFile(path, width, height, kind, sha256)
 
 
 def load_image(path: Path) -> Image.Image:
-    """The picture as upright 8-bit RGB in sRGB.
+    """The picture as `to_rgb` gives it; raises `RequestError` when `check_image` would."""
+    with _opened(path) as (image, _):
+        return to_rgb(image, _what(path))
+
+
+def to_rgb(image: Image.Image, what: str = "image") -> Image.Image:
+    """An open picture as upright 8-bit RGB in sRGB; `what` names it in errors.
 
     Transparent parts are composited over white, so colours hidden under zero alpha never show. 16-bit grey is scaled by
-    65535, floats by 1. An embedded ICC profile is applied when it fits the picture. Raises `RequestError`.
+    65535, floats by 1; `RequestError` when values lie outside. An embedded ICC profile is applied when it fits the picture.
     """
-    with _opened(path) as (image, _):
-        return _rgb(path, image)
+    profile = image.info.get("icc_profile")
+    image = _narrow(ImageOps.exif_transpose(image), what)
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        colours = _to_srgb(image.convert("RGB"), profile).convert("RGBA")
+        colours.putalpha(image.getchannel("A"))
+        return Image.alpha_composite(Image.new("RGBA", image.size, WHITE), colours).convert("RGB")
+    if image.mode not in _PROFILE_MODES:
+        image = image.convert("RGB")
+    return _to_srgb(image, profile).convert("RGB")
+
+
+def _what(path: Path) -> str:
+    return f"image {str(path)!r}"
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Image.Image, str]]:
     """Open, hash and check the header; every way in which Pillow fails inside the block becomes a `RequestError`."""
-    what = f"image {str(path)!r}"
+    what = _what(path)
     _check_file(path, what)
     Image.init()  # registers every reader; a Pillow built without AVIF or JPEG 2000 lacks those two
     try:
         with warnings.catch_warnings(), path.open("rb") as stream:
             warnings.simplefilter("ignore")
             sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-            stream.seek(0)
             with Image.open(stream, formats=[name for name in FORMATS if name in Image.OPEN]) as image:
                 _check_header(image, what)
                 yield image, sha256
@@ -115,21 +132,7 @@ def _check_header(image: Image.Image, what: str) -> None:
         raise bad(what, f"an animated or multi-page {image.format} with {num_pictures} pictures", expected, "save the one you want as PNG")
 
 
-def _rgb(path: Path, image: Image.Image) -> Image.Image:
-    image.load()
-    profile = image.info.get("icc_profile")
-    image = _narrow(path, ImageOps.exif_transpose(image))
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        colours = _to_srgb(image.convert("RGB"), profile).convert("RGBA")
-        colours.putalpha(image.getchannel("A"))
-        return Image.alpha_composite(Image.new("RGBA", image.size, WHITE), colours).convert("RGB")
-    if image.mode not in _PROFILE_SPACE:
-        image = image.convert("RGB")
-    return _to_srgb(image, profile).convert("RGB")
-
-
-def _narrow(path: Path, image: Image.Image) -> Image.Image:
+def _narrow(image: Image.Image, what: str) -> Image.Image:
     """16-bit and float grey as 8-bit "L" (Pillow's own conversion clips at 255); every other mode as it is."""
     if image.mode == "F":
         top = 1.0
@@ -141,7 +144,7 @@ def _narrow(path: Path, image: Image.Image) -> Image.Image:
     low, high = float(values.min()), float(values.max())
     if not (low >= 0 and high <= top):  # also true for NaN
         got = f"grey values from {low:g} to {high:g}"
-        raise bad(f"image {str(path)!r}", got, f"values from 0 to {top:g}", "rescale it, or save it as 8-bit")
+        raise bad(what, got, f"values from 0 to {top:g}", "rescale it, or save it as 8-bit")
     grey = Image.fromarray(np.rint(values * (255.0 / top)).astype(np.uint8))
     key = image.info.get("transparency")
     if isinstance(key, int):
@@ -150,15 +153,12 @@ def _narrow(path: Path, image: Image.Image) -> Image.Image:
 
 
 def _to_srgb(image: Image.Image, icc: bytes | None) -> Image.Image:
-    """Through the embedded profile to sRGB; unchanged when there is none, it is sRGB already, or it describes other channels."""
+    """Through the embedded profile to sRGB; unchanged without one, or when it is damaged or describes other channels."""
     if not icc:
         return image
     try:
         profile = ImageCms.ImageCmsProfile(io.BytesIO(icc))
-        is_srgb = "srgb" in ImageCms.getProfileDescription(profile).lower()
-        if is_srgb or profile.profile.xcolor_space.strip() != _PROFILE_SPACE[image.mode]:
-            return image
         converted = ImageCms.profileToProfile(image, profile, ImageCms.createProfile("sRGB"), outputMode="RGB")
-    except (OSError, ImageCms.PyCMSError):  # a damaged profile: the pixels are fine, so the usual reading applies
+    except (OSError, ImageCms.PyCMSError):
         return image
     return image if converted is None else converted

@@ -31,11 +31,9 @@ __all__ = [
 # Decoders overshoot [0, 1] and [-1, 1] a little and are clipped; further out it is another range (bytes, [-1, 1]), never a picture
 OVERSHOOT = 0.5
 AAC_RATES = (7350, 8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000, 64000, 88200, 96000)
-_AAC_BIT_RATE = 192_000
-_AAC_BITS_PER_SAMPLE = 6  # per channel: what the format can hold at most
 # ffmpeg's default coder bursts to 1.8 times the level within the first 30 ms of a clip that starts on a tone; "fast" does not,
 # and perceptual noise and intensity coding, made for low rates, cost 8 dB on noise at this one
-_AAC = ("-c:a", "aac", "-aac_coder", "fast", "-aac_pns", "0", "-aac_is", "0")
+_AAC = ("-c:a", "aac", "-b:a", "192k", "-aac_coder", "fast", "-aac_pns", "0", "-aac_is", "0")
 _BT709 = "setparams=color_primaries=bt709:color_trc=bt709:colorspace=bt709:range=tv"
 _TO_YUV = f"{EXACT_SCALE}:out_color_matrix=bt709:out_range=tv,format=yuv420p,{_BT709}"
 _BASE_LIMIT_S = 120.0
@@ -184,10 +182,7 @@ def _picture(pixels: NDArray[np.uint8], rate: Fraction) -> tuple[str, ...]:
 def _encode_mp4(path: Path, pixels: NDArray[np.uint8], sound: tuple[str, ...], rate: Fraction, crf: int, limit_s: float) -> ClipInfo:
     tags = ("-f", "ffmetadata", "-i", file_url(_tags(path)), "-map_metadata", "2" if sound else "1")
     video = ("-map", "0:v", "-vf", _TO_YUV, "-c:v", "libx264", "-crf", str(crf), "-fps_mode", "passthrough")
-    heard: tuple[str, ...] = ()
-    if sound:
-        bit_rate = min(_AAC_BIT_RATE, 2 * _AAC_BITS_PER_SAMPLE * int(sound[3]))
-        heard = ("-map", "1:a", *_AAC, "-b:a", str(bit_rate))
+    heard = ("-map", "1:a", *_AAC) if sound else ()
     store = ("-movflags", "+faststart", "-f", "mp4", file_url(_part(path)))
     run_ffmpeg(*_picture(pixels, rate), *sound, *tags, *video, *heard, *store, stdin=pixels.reshape(-1).data, limit_s=limit_s)
     return probe(_part(path))

@@ -2,6 +2,8 @@
 
 import hashlib
 import struct
+import subprocess
+import sys
 import warnings
 import zlib
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 from PIL import Image, ImageCms
 
 from videogen.errors import RequestError
-from videogen.images import FORMATS, ImageFile, check_image, load_image
+from videogen.images import FORMATS, ImageFile, check_image, load_image, to_rgb
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 
@@ -53,6 +55,12 @@ def test_common_formats_load_as_rgb(tmp_path: Path, suffix: str) -> None:
     assert load_image(path).mode == "RGB" and np.allclose(pixel(path), (200, 40, 40), atol=6)
 
 
+def test_every_reader_is_there_in_a_fresh_process(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8), RED).save(tmp_path / "a.webp")
+    program = "import sys, pathlib; from videogen.images import check_image; print(check_image(pathlib.Path(sys.argv[1])).format)"
+    assert subprocess.run([sys.executable, "-c", program, tmp_path / "a.webp"], capture_output=True, check=True).stdout == b"WEBP\n"
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
 def test_exif_orientation_is_honoured(tmp_path: Path, orientation: int, suffix: str) -> None:
@@ -82,6 +90,13 @@ def test_alpha_is_composited_over_white_not_its_hidden_colour(tmp_path: Path) ->
     assert pixel(tmp_path / "rgba.tif") == WHITE
 
 
+def test_pictures_in_memory_are_treated_like_files() -> None:
+    assert to_rgb(Image.new("RGBA", (2, 2), (255, 0, 0, 0))).getpixel((0, 0)) == WHITE
+    assert to_rgb(Image.fromarray(np.full((2, 2), 51400, np.uint16))).getpixel((0, 0)) == (200, 200, 200)
+    with pytest.raises(RequestError, match=r"first frame: got 'grey values from 2 to 2'"):
+        to_rgb(Image.fromarray(np.full((2, 2), 2, np.float32)), "first frame")
+
+
 def test_palette_and_colour_key_transparency(tmp_path: Path) -> None:
     image = Image.new("P", (4, 4), 1)
     image.putpalette([*RED, *GREEN])
@@ -108,6 +123,11 @@ def test_16_bit_grey_keeps_its_ramp(tmp_path: Path) -> None:
         assert np.array_equal(got[0, :, 0], np.arange(256)) and np.array_equal(got[..., 0], got[..., 2]), name
 
 
+def test_16_bit_grey_is_rounded_to_the_nearest_level(tmp_path: Path) -> None:
+    Image.fromarray((np.arange(255) * 257 + 200).astype(np.uint16)[None]).save(tmp_path / "g.png")
+    assert np.array_equal(np.asarray(load_image(tmp_path / "g.png"))[0, :, 0], np.arange(1, 256))
+
+
 def test_16_bit_grey_with_a_colour_key_and_16_bit_rgb(tmp_path: Path) -> None:
     grey = png(2, 1, 16, 0, (b"tRNS", struct.pack(">H", 1000)), rows=b"\0" + struct.pack(">HH", 1000, 51400))
     (tmp_path / "key.png").write_bytes(grey)
@@ -120,6 +140,8 @@ def test_16_bit_grey_with_a_colour_key_and_16_bit_rgb(tmp_path: Path) -> None:
 def test_grey_outside_its_range_is_refused_not_clipped(tmp_path: Path) -> None:
     Image.fromarray(np.full((4, 4), 1.5, np.float32)).save(tmp_path / "f.tif")
     assert "values from 0 to 1;" in refusal(tmp_path / "f.tif")
+    Image.fromarray(np.full((4, 4), -0.1, np.float32)).save(tmp_path / "low.tif")
+    assert "-0.1" in refusal(tmp_path / "low.tif")
     Image.fromarray(np.full((4, 4), np.nan, np.float32)).save(tmp_path / "nan.tif")
     assert "nan" in refusal(tmp_path / "nan.tif")
     Image.fromarray(np.full((4, 4), 70_000, np.int32)).save(tmp_path / "i.tif")
@@ -154,10 +176,13 @@ def test_an_embedded_profile_is_applied_and_srgb_is_left_alone(tmp_path: Path) -
     image.putalpha(255)
     image.save(tmp_path / "alpha.png", icc_profile=swapped_profile())
     assert np.allclose(pixel(tmp_path / "alpha.png"), (10, 250, 20), atol=3)
+    image.convert("RGB").quantize(2).save(tmp_path / "palette.png", icc_profile=swapped_profile())
+    assert np.allclose(pixel(tmp_path / "palette.png"), (10, 250, 20), atol=3)
     srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
     for name, profile in (("srgb.png", srgb), ("junk.png", b"not a profile")):
-        Image.new("RGB", (8, 8), (250, 10, 20)).save(tmp_path / name, icc_profile=profile)
-        assert pixel(tmp_path / name) == (250, 10, 20)
+        Image.fromarray(noise).save(tmp_path / name, icc_profile=profile)
+        assert np.array_equal(np.asarray(load_image(tmp_path / name)), noise)
     Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(tmp_path / "other.tif", icc_profile=srgb)  # describes RGB, not CMYK
     assert np.allclose(pixel(tmp_path / "other.tif"), RED, atol=3)
 

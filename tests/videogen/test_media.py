@@ -23,6 +23,9 @@ NASTY = json.dumps(
 )
 
 
+FULL = Encoding(lossless=True, save_frames=True)
+
+
 def picture(num_frames: int = 22, height: int = 64, width: int = 96) -> NDArray[np.float32]:
     """A colour gradient that drifts, one distinct brightness a frame."""
     f, y, x = np.meshgrid(np.arange(num_frames), np.arange(height), np.arange(width), indexing="ij")
@@ -65,6 +68,8 @@ def test_frames_come_back_in_order_and_true_in_colour(tmp_path: Path) -> None:
     assert got.shape == frames.shape and got.dtype == np.uint8
     error = got.astype(np.float32) - frames * 255
     assert np.abs(error).mean() < 1.0 and abs(error.mean()) < 0.1  # a wrong matrix or range costs more than 5 levels
+    _, log = ffmpeg.run_ffmpeg("-i", ffmpeg.file_url(tmp_path / "a.mp4"), "-f", "null", "-")
+    assert "yuv420p(tv, bt709, progressive)" in log  # says so to every player
     for colour in ((255, 0, 0), (0, 0, 255), (200, 150, 90)):
         write(tmp_path / "b.mp4", np.full((2, 32, 32, 3), colour, np.uint8))
         assert np.abs(read_frames(tmp_path / "b.mp4").astype(int) - colour).max() <= 2, colour
@@ -93,11 +98,19 @@ def test_sound_is_upmixed_trimmed_padded_and_clipped(tmp_path: Path) -> None:
     write(tmp_path / "long.mp4", picture(), mono)
     got = read_audio(tmp_path / "long.mp4", RATE)
     assert got.shape == (2, num_samples) and np.abs(got - mono[:, :num_samples]).max() < 0.15
-    write(tmp_path / "short.mp4", picture(), 1.2 * np.sign(tone(num_samples // 2)))
+    write(tmp_path / "short.mp4", picture(), 1.2 * np.sign(tone(num_samples // 2)), encoding=Encoding(lossless=True))
+    assert np.abs(read_audio(tmp_path / "short.lossless.mkv", RATE)).max() == 1.0
     got = read_audio(tmp_path / "short.mp4", RATE)
     assert got.shape == (2, num_samples) and np.abs(got[:, num_samples // 2 + 3000 :]).max() < 1e-3
     write(tmp_path / "silent.mp4", picture(), np.zeros((2, num_samples), np.float32))
     assert np.abs(read_audio(tmp_path / "silent.mp4", RATE)).max() < 1e-4
+
+
+def test_noise_keeps_its_shape(tmp_path: Path) -> None:
+    noise = (0.1 * np.random.default_rng(0).normal(size=(2, RATE))).astype(np.float32)
+    write(tmp_path / "a.mp4", picture(24), noise)
+    error = read_audio(tmp_path / "a.mp4", RATE) - noise
+    assert 10 * np.log10((noise**2).sum() / (error**2).sum()) > 10  # 13.0 dB; 4.9 with noise substitution
 
 
 def test_read_audio_resamples_and_mixes(tmp_path: Path) -> None:
@@ -140,6 +153,25 @@ def test_companions_are_bit_exact(tmp_path: Path) -> None:
     for index, frame in enumerate(frames):
         assert np.array_equal(np.asarray(Image.open(files[2] / f"{index:05d}.png")), frame)
     assert encode_files(path, Encoding()) == [path]
+
+
+def test_views_and_relative_names_with_colons_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    frames = np.random.default_rng(0).integers(0, 256, (32, 64, 2, 3), np.uint8).transpose(2, 0, 1, 3)[:, ::2]
+    write(Path("data:-a.mp4"), frames, encoding=FULL)
+    assert np.array_equal(read_frames(Path("data:-a.lossless.mkv")), frames) and probe(Path("data:-a.mp4")).frames == 2
+
+
+def test_no_frame_is_dropped_or_repeated_when_times_are_uneven(tmp_path: Path) -> None:
+    write(tmp_path / "a.mp4", picture(8))
+    uneven = ("-vf", "setpts=N*N/24/TB", "-fps_mode", "passthrough", "-c:v", "ffv1", ffmpeg.file_url(tmp_path / "b.mkv"))
+    ffmpeg.run_ffmpeg("-i", ffmpeg.file_url(tmp_path / "a.mp4"), *uneven)
+    assert len(read_frames(tmp_path / "b.mkv")) == probe(tmp_path / "b.mkv").frames == 8
+
+
+def test_only_global_tags_are_read() -> None:
+    text = ";FFMETADATA1\nTitle=a\\=b\ncomment=c\n[STREAM]\ncomment=Cover (front)\n"
+    assert ffmpeg._parse_metadata(text) == {"title": "a=b", "comment": "c"}
 
 
 def test_crf_decides_size_and_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -209,14 +241,48 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path, changes
     assert listing(tmp_path) == []
 
 
-FULL = Encoding(lossless=True, save_frames=True)
-
-
 def fake_binary(folder: Path, script: str) -> str:
     binary = folder / "ffmpeg"
     binary.write_text(f"#!/bin/sh\n{script}\n")
     binary.chmod(0o755)
     return str(binary)
+
+
+def test_files_are_on_disk_before_they_have_names_and_the_clip_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    named: list[str] = []
+    sync, move = os.fsync, os.replace
+
+    def watch_move(source: Path, target: Path) -> None:
+        assert source.stat().st_ino in synced
+        named.append(target.name)
+        move(source, target)
+
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (synced.append(os.fstat(descriptor).st_ino), sync(descriptor)))
+    monkeypatch.setattr(os, "replace", watch_move)
+    write(tmp_path / "a.mp4", picture(2), encoding=FULL)
+    assert named == ["a.frames", "a.lossless.mkv", "a.mp4"] and synced[-1] == tmp_path.stat().st_ino
+    assert (tmp_path / "a.frames" / "00001.png").stat().st_ino in synced
+
+
+def test_a_folder_of_that_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.mp4").mkdir()
+    with pytest.raises(RequestError, match="file name ending"):
+        write(tmp_path / "a.mp4", picture(2))
+
+
+def test_ffmpeg_is_out_of_reach_of_our_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ffmpeg, "_binary", lambda: fake_binary(tmp_path, "ps -o pgid= $$ || cut -d' ' -f5 /proc/$$/stat"))
+    group, _ = ffmpeg.run_ffmpeg()
+    assert int(group) != os.getpgid(0)
+
+
+def test_a_file_without_a_frame_is_no_clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    binary = fake_binary(tmp_path, "exit 0")
+    monkeypatch.setattr(ffmpeg, "_binary", lambda: binary)
+    for read in (probe, read_frames):
+        with pytest.raises(RequestError, match="no frame"):
+            read(Path(binary))
 
 
 def test_a_failing_ffmpeg_leaves_the_old_clip_and_shows_its_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

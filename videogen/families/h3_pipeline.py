@@ -18,7 +18,7 @@ from diffusers.modular_pipelines.modular_pipeline import PipelineState
 from PIL import Image
 
 from videogen.families.base import Resolved
-from videogen.images import load_image
+from videogen.images import load_image, to_rgb
 from videogen.progress import PhaseClock
 
 _LOOP = "denoise.denoise"
@@ -77,7 +77,7 @@ def _phase(block: str) -> str:
 
 
 def _picture(media: Any) -> Image.Image:
-    return media.convert("RGB") if isinstance(media, Image.Image) else load_image(media)
+    return to_rgb(media) if isinstance(media, Image.Image) else load_image(media)
 
 
 def block_inputs(resolved: Resolved, seed: int) -> dict[str, Any]:
