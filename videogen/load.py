@@ -89,18 +89,30 @@ def _load_model(kind: Any, name: str, folder: Path, subfolder: str, dtype: torch
 
 
 def _cast(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """Cast parameters and buffers, sparing the parts the class keeps in float32 (matched by exact path part)."""
+    """Cast parameters and buffers, keeping in float32 the parts the class asks for (matched by exact path part)."""
     kept = set(getattr(model, "_keep_in_fp32_modules", None) or ())
     for path, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if tensor.is_floating_point() and not kept & set(path.split(".")):
-            tensor.data = tensor.data.to(dtype)
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(torch.float32 if kept & set(path.split(".")) else dtype)
     return model
 
 
-def _random_model(kind: Any, folder: Path, subfolder: str, dtype: torch.dtype) -> Any:
-    """A model built from its config with seeded weights; the caller's random state is left as it was."""
-    with torch.random.fork_rng(devices=[]):
+@contextmanager
+def _building(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """Make parameters in `dtype` straight on the device, from a fixed seed; random state and defaults are put back."""
+    before = torch.get_default_dtype()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
         torch.manual_seed(RANDOM_SEED)
+        torch.set_default_dtype(dtype)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
+
+
+def _random_model(kind: Any, folder: Path, subfolder: str, device: torch.device, dtype: torch.dtype) -> Any:
+    """A model built from its config with seeded weights; 33 B parameters never exist in float32 or on the CPU."""
+    with _building(device, dtype):
         if issubclass(kind, ModelMixin):
             model = kind.from_config(kind.load_config(folder, subfolder=subfolder))
         else:
@@ -108,11 +120,11 @@ def _random_model(kind: Any, folder: Path, subfolder: str, dtype: torch.dtype) -
     return _cast(model, dtype).eval()
 
 
-def _load_component(source: ModelSource, name: str, spec: Any, dtype: torch.dtype) -> Any:
+def _load_component(source: ModelSource, name: str, spec: Any, device: torch.device, dtype: torch.dtype) -> Any:
     kind, subfolder = spec.type_hint, spec.subfolder or ""
     if isinstance(kind, type) and issubclass(kind, ModelMixin | PreTrainedModel):
         if source.weights == "random":
-            return _random_model(kind, source.folder, subfolder, dtype)
+            return _random_model(kind, source.folder, subfolder, device, dtype)
         return _load_model(kind, name, source.folder, subfolder, dtype)
     try:
         if isinstance(kind, type) and issubclass(kind, ConfigMixin):
@@ -145,7 +157,7 @@ def load_pipeline(
         if key not in shared:
             logger.info("loading %s", name)
             with _quiet():
-                component = _load_component(source, name, spec, dtype)
+                component = _load_component(source, name, spec, device, dtype)
             if isinstance(component, torch.nn.Module):
                 component = component.to(device)
                 if not _is_finite(component):

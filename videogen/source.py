@@ -16,6 +16,7 @@ from videogen.identity import hash_file, hash_folder
 logger = logging.getLogger(__name__)
 
 POCKET_FOLDER = Path(__file__).parent / "pocket" / "weights"
+RELEASED_FOLDER = Path(__file__).parent / "families" / "released_h3"
 INDEX = "modular_model_index.json"
 H3_PIPELINE = "MiniMaxH3ModularPipeline"
 
@@ -85,7 +86,7 @@ def _check_folder(name: str, folder: Path) -> None:
 
 
 def find_model(name: str, *, offline: bool = False) -> ModelSource:
-    """Find `pocket`, `random`, `random:FOLDER`, a folder or a hub id; for a hub id only its configs are fetched here.
+    """Find `pocket`, `random`, `random:FOLDER`, `random:h3` (the released sizes), a folder or a hub id; for a hub id only its configs are fetched here.
 
     Raises RequestError for a wrong name or folder, EnvironmentFault when the hub cannot be reached.
     """
@@ -94,6 +95,8 @@ def find_model(name: str, *, offline: bool = False) -> ModelSource:
         weights, place = "random", name.partition(":")[2] or "pocket"
     if place == "pocket":
         folder = POCKET_FOLDER
+    elif place == "h3" and weights == "random":
+        folder = RELEASED_FOLDER
     elif Path(place).expanduser().exists() or place.count("/") != 1 or place.startswith((".", "/", "~")):
         folder = Path(place).expanduser()
     else:

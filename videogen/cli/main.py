@@ -4,12 +4,16 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from videogen import __version__
 from videogen.cli import inspect as inspect_command
 from videogen.cli import models, plan, render, status
-from videogen.config import read_environment
+from videogen.config import Environment, read_environment
 from videogen.errors import EnvironmentFault, RequestError
+
+_ABOVE = {"bench": "clips per hour", "compare": "two bench reports side by side", "eval": "what a recipe costs in quality"}
 
 OK, SOME_FAILED, USAGE, ENVIRONMENT, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
 
@@ -22,7 +26,26 @@ def make_parser() -> argparse.ArgumentParser:
     environment = read_environment()
     for module in (render, plan, status, inspect_command, models):
         module.add_command(commands, environment)
+    for entry in sorted(entry_points(group="videogen.commands"), key=lambda e: e.name):
+        _add_from_above(commands, environment, entry)
     return parser
+
+
+def _add_from_above(commands: Any, environment: Environment, entry: EntryPoint) -> None:
+    """Register a command of a package above this one (eval), loading it only when it is the one that runs.
+
+    Its options are its own: everything after the name is handed on.
+    """
+    stub = commands.add_parser(entry.name, help=_ABOVE.get(entry.name, entry.value), add_help=False, prefix_chars="\0")
+    stub.add_argument("rest", nargs="*")
+
+    def run(args: argparse.Namespace) -> int:
+        inner = argparse.ArgumentParser(prog="videogen", allow_abbrev=False)
+        entry.load()(inner.add_subparsers(), environment)
+        parsed = inner.parse_args([entry.name, *args.rest])
+        return int(parsed.run(parsed))
+
+    stub.set_defaults(run=run, verbose=False, quiet=False)
 
 
 def _set_up_logging(args: argparse.Namespace) -> None:

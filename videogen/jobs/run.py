@@ -204,18 +204,25 @@ def _part(path: Path) -> Path:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that the file appears whole or not at all.
+    """Write JSON so that the file appears whole or not at all; NaN and infinity are refused (they are not JSON).
+
+    Raises EnvironmentFault when the disk refuses.
+    """
+    write_text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write text so that the file appears whole or not at all.
 
     Raises EnvironmentFault when the disk refuses.
     """
     part = _part(path)
     try:
         with part.open("w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1, sort_keys=True, ensure_ascii=False)
-            file.write("\n")
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)
-        raise EnvironmentFault(say("sidecar", str(path), "a file that can be written", error.strerror or str(error))) from None
+        raise EnvironmentFault(say("file", str(path), "a file that can be written", error.strerror or str(error))) from None

@@ -1,0 +1,168 @@
+"""One measurement of clips per hour: opens the arms, warms them up, renders, checks every clip, keeps the figures."""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from eval.cases import Workload
+from eval.clip_check import broken_because
+from eval.energy import EnergyMeter
+from eval.fingerprint import fingerprint
+from eval.throughput import Arm, ClipRow, Cold, Finish, Made, measure, speed_up, summarize, warm_up
+from eval.timing import Clock, WallClock, synchronizer
+from videogen.config import Recipe, Request, as_plain
+from videogen.errors import EnvironmentFault, say
+from videogen.media import Encoding, write_clip
+from videogen.pipeline import Pipeline, open_pipeline, peak_memory_mb
+
+SCHEMA = "videogen.bench/1"
+Told = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """How a measurement is made."""
+
+    min_clips: int = 20
+    min_seconds: float = 600.0
+    in_flight: int = 1
+    repeat: int = 1
+    warmup: int = 2
+    device: str = "auto"
+    model: str | None = None
+
+
+def _reference_picture(size: tuple[int, int]) -> Image.Image:
+    """A synthetic picture: smooth colours that survive any scaling. `size` is (width, height)."""
+    y, x = np.mgrid[0 : size[1], 0 : size[0]]
+    planes = [np.sin(x / size[0] * 7) * 100 + 128, np.sin(y / size[1] * 5) * 100 + 128, (x + y) % 256]
+    return Image.fromarray(np.stack(planes, axis=-1).astype(np.uint8))
+
+
+def make_request(workload: Workload, pair: int) -> Request:
+    """The request of one pair: prompt and seed follow its number, so that both arms get the same."""
+    reference = (_reference_picture(workload.reference),) if workload.reference else ()
+    return Request(
+        prompt=workload.prompt(abs(pair)),
+        references=reference,
+        size=workload.size,
+        frames=workload.frames,
+        steps=workload.steps,
+        seed=abs(pair),
+    )
+
+
+def make_arm(pipeline: Pipeline, workload: Workload, folder: Path) -> Arm:
+    """An arm that renders with this pipeline and writes and checks the clip; the file is removed once it was checked."""
+
+    def arm(pair: int) -> Finish:
+        result = pipeline.render(make_request(workload, pair))
+        synchronizer(pipeline.device)()
+
+        def finish() -> Made:
+            began = WallClock().now()
+            path = folder / f"{pipeline.recipe.name}-{pair}.mp4"
+            info = write_clip(
+                path,
+                result.frames,
+                result.audio,
+                fps=result.fps,
+                sampling_rate=result.sampling_rate,
+                encoding=Encoding(),
+                comment="",
+            )
+            path.unlink()
+            stages = result.record["stages_s"] | {"encode": WallClock().now() - began}
+            broken = broken_because(result, frames=workload.frames, size=workload.size)
+            if not broken and info.audio_codec is None:
+                broken = "no audio stream"
+            reused = int(result.record.get("cache", {}).get("reused", 0))
+            return Made(stages, int(result.record["forwards"]), reused, broken)
+
+        return finish
+
+    return arm
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="videogen-bench-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _open(workload: Workload, recipe: Recipe, protocol: Protocol, clock: Clock) -> tuple[Pipeline, float]:
+    """An opened arm with its weights loaded, and the seconds that took."""
+    began = clock.now()
+    pipeline = open_pipeline(protocol.model or workload.model, recipe, device=protocol.device)
+    if workload.needs_gpu and pipeline.device.type != "cuda":
+        raise EnvironmentFault(say(f"workload {workload.name}", "no CUDA device", "a GPU", "use a pocket workload on this machine"))
+    pipeline.load("ref2va" if workload.reference else "t2va")
+    return pipeline, clock.now() - began
+
+
+def run_bench(workload: Workload, recipes: dict[str, Recipe], protocol: Protocol, *, tell: Told) -> dict[str, Any]:
+    """Measure one or two recipes (by arm name) on a workload; returns the content of `bench.json`.
+
+    Raises RequestError or EnvironmentFault before anything is measured when an arm cannot run.
+    """
+    clock, cold = WallClock(), Cold()
+    pipelines: dict[str, Pipeline] = {}
+    for name, recipe in recipes.items():
+        pipelines[name], cold.load_s[name] = _open(workload, recipe, protocol, clock)
+        tell(f"{name}: loaded in {cold.load_s[name]:.1f} s")
+    device = next(iter(pipelines.values())).device
+    runs: list[list[ClipRow]] = []
+    with _scratch() as folder:
+        arms = {name: make_arm(pipeline, workload, folder) for name, pipeline in pipelines.items()}
+        cold.warmup_s = warm_up(arms, max(protocol.warmup, protocol.in_flight), clock)
+        tell("warm-up: " + ", ".join(f"{name} {[round(s, 2) for s in taken]} s" for name, taken in cold.warmup_s.items()))
+        meter = EnergyMeter(device)
+        for number in range(protocol.repeat):
+            rows = measure(arms, min_clips=protocol.min_clips, min_seconds=protocol.min_seconds, clock=clock, in_flight=protocol.in_flight)
+            runs.append(rows)
+            tell(f"repetition {number + 1} of {protocol.repeat}: {len(rows)} clips")
+        energy_wh = meter.read_wh()
+    return _report(workload, pipelines, protocol, cold, runs, device, energy_wh)
+
+
+def _report(
+    workload: Workload,
+    pipelines: dict[str, Pipeline],
+    protocol: Protocol,
+    cold: Cold,
+    runs: list[list[ClipRow]],
+    device: torch.device,
+    energy_wh: float | None,
+) -> dict[str, Any]:
+    gpus = int(device.type == "cuda")
+    rows = [row for run in runs for row in run]
+    names = list(pipelines)
+    first = next(iter(pipelines.values()))
+    good = sum(not row.broken for row in rows)
+    return {
+        "schema": SCHEMA,
+        "workload": asdict(workload),
+        "model": first.source.record(),
+        "dtype": str(first.dtype).removeprefix("torch."),
+        "device": device.type,
+        "recipes": {name: as_plain(pipeline.recipe) for name, pipeline in pipelines.items()},
+        "protocol": asdict(protocol),
+        "fingerprint": fingerprint(),
+        "arms": [summarize(rows, name, cold, gpus=gpus) for name in names],
+        "repetitions": [[summarize(run, name, cold, gpus=gpus)["clips_per_hour_machine"] for name in names] for run in runs],
+        "speed_up": speed_up(rows, names[0], names[1]) if len(names) == 2 else None,
+        "peak_memory_mb": {"device": peak_memory_mb(device) if gpus else None, "host": peak_memory_mb(torch.device("cpu"))},
+        "energy_wh_per_clip": energy_wh / good if energy_wh is not None and good else None,
+        "clips": [asdict(row) | {"repetition": number, "seconds": row.seconds} for number, run in enumerate(runs) for row in run],
+    }

@@ -1,0 +1,60 @@
+"""Workloads as data: what is rendered to measure throughput, and on which weights."""
+
+import random
+from dataclasses import dataclass
+
+from videogen.errors import bad
+from videogen.pocket.captions import as_badge, draw_scene, full, pictured
+
+H3_PROMPT = (
+    "A fox trots along a snowy ridge at dawn, breath visible in the cold air, the camera gliding beside it while "
+    "distant pines sway; soft wind, light paw steps on crusted snow, and a single raven calling far away."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One thing to render again and again. Sizes in pixels; `reference` is the (width, height) of a synthetic picture."""
+
+    name: str
+    model: str
+    size: tuple[int, int]
+    frames: int
+    steps: int
+    reference: tuple[int, int] | None = None
+    needs_gpu: bool = False
+    note: str = ""
+
+    def prompt(self, index: int) -> str:
+        """The prompt of clip `index`: pocket captions for pocket models, one fixed long prompt at real size."""
+        if self.needs_gpu:
+            return H3_PROMPT
+        rng = random.Random(f"{self.name} {index}")
+        scene = draw_scene(rng, held_out=True)
+        return full(scene, rng) if self.reference is None else pictured(as_badge(scene), rng)
+
+
+_REAL = "real sizes, random weights: time only, the clips are noise"
+
+WORKLOADS: dict[str, Workload] = {
+    w.name: w
+    for w in (
+        Workload("pocket-small", "pocket", (160, 96), 124, 49, note="quick checks"),
+        Workload("pocket-t2v", "pocket", (256, 144), 124, 49, note="the larger pocket canvas"),
+        Workload("pocket-ref", "pocket", (256, 144), 124, 49, reference=(160, 96), note="the larger pocket canvas, one picture"),
+        Workload("h3-t2va-5s", "random:h3", (1344, 768), 124, 49, needs_gpu=True, note=_REAL),
+        Workload("h3-ref2va-5s", "random:h3", (1344, 768), 124, 49, reference=(1824, 1024), needs_gpu=True, note=_REAL),
+        Workload("h3-t2va-15s", "random:h3", (1344, 768), 345, 49, needs_gpu=True, note=_REAL),
+        Workload("h3-ref2va-15s", "random:h3", (1344, 768), 345, 49, reference=(1824, 1024), needs_gpu=True, note=_REAL),
+    )
+}
+
+
+def find_workload(name: str) -> Workload:
+    """The workload of this name.
+
+    Raises RequestError for an unknown one.
+    """
+    if name not in WORKLOADS:
+        raise bad("workload", name, f"one of {', '.join(WORKLOADS)}", "see `videogen bench --list`")
+    return WORKLOADS[name]
