@@ -22,8 +22,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(PY) || $(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python: got %d.%d, expected 3.11 or newer; set PYTHON=/path/to/python3.11" % sys.version_info[:2])'
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@echo "videogen: installing the pinned packages into $(VENV) (once; 5.5 GB with torch)" >&2
-	$(PY) -m pip install -qq -c constraints.txt 'setuptools>=77'
-	$(PY) -m pip install -qq -c constraints.txt --no-build-isolation -e '.[dev]'
+	@$(PY) -m pip install -qq -c constraints.txt 'setuptools>=77'
+	@$(PY) -m pip install -qq -c constraints.txt --no-build-isolation -e '.[dev]'
 	@rm -f $(VENV)/.ready-* $(VENV)/.linked-*
 	@touch $(STAMP)
 

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-import sys
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from eval.cases import WORKLOADS, find_workload
 from videogen.config import DEVICES, DTYPES, Environment, Recipe
 from videogen.errors import RequestError, bad, say
 from videogen.recipes import find_recipe
+
+logger = logging.getLogger(__name__)
 
 
 def add_bench(commands: Any, environment: Environment) -> None:
@@ -69,18 +71,14 @@ def run(args: argparse.Namespace) -> int:
         if not args.list:
             raise RequestError(say("--workload", "none", f"one of {', '.join(WORKLOADS)}", "see `videogen bench --list`"))
         lines = [f"{w.name:<14} {w.size[0]}x{w.size[1]}, {w.frames} frames, {w.steps} forwards: {w.note}" for w in WORKLOADS.values()]
-        sys.stdout.write("\n".join(lines) + "\n")
+        args.say("\n".join(lines))
         return 0
     workload, protocol, arms = find_workload(args.workload), _protocol(args), _arms(args)
     if args.steps is not None:
         workload = replace(workload, steps=args.steps)
     folder = Path(args.output_dir or f"benches/{workload.name}").expanduser()
     check_free(folder, overwrite=args.overwrite)
-
-    def tell(text: str) -> None:
-        sys.stderr.write(text + "\n")
-
-    report = run_bench(workload, arms, protocol, tell=tell)
+    report = run_bench(workload, arms, protocol, tell=lambda text: logger.info("%s", text))
     paths = write_report(folder, report, overwrite=args.overwrite)
-    sys.stdout.write(json.dumps(report) + "\n" if args.json else markdown(report) + f"\n{paths[0]}\n")
+    args.say(json.dumps(report) if args.json else markdown(report) + f"\n{paths[0]}")
     return 1 if any(arm["broken"] for arm in report["arms"]) else 0

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +42,9 @@ def run(args: argparse.Namespace) -> int:
     if not rows:
         raise bad("arms", [arm["arm"] for arm in new["arms"]], f"one of {[arm['arm'] for arm in old['arms']]}", "measure the same recipe")
     if args.json:
-        sys.stdout.write(json.dumps({"schema": "videogen.compare/1", "arms": rows}) + "\n")
+        args.say(json.dumps({"schema": "videogen.compare/1", "arms": rows}))
     else:
         lines = [f"{row['arm']}: {row['old']:.2f} -> {row['new']:.2f} clips/h, {row['ratio'] or 0:.3f} times" for row in rows]
-        sys.stdout.write("\n".join(lines) + "\n")
+        args.say("\n".join(lines))
     lost = [row for row in rows if args.max_loss is not None and (row["ratio"] or 0) < 1 - args.max_loss / 100]
     return 4 if lost else 0

@@ -34,7 +34,7 @@ def make_parser() -> argparse.ArgumentParser:
 def _add_from_above(commands: Any, environment: Environment, entry: EntryPoint) -> None:
     """Register a command of a package above this one (eval), loading it only when it is the one that runs.
 
-    Its options are its own: everything after the name is handed on.
+    Its options are its own: everything after the name is handed on. It speaks through `args.say` and its logger.
     """
     stub = commands.add_parser(entry.name, help=_ABOVE.get(entry.name, entry.value), add_help=False, prefix_chars="\0")
     stub.add_argument("rest", nargs="*")
@@ -42,7 +42,8 @@ def _add_from_above(commands: Any, environment: Environment, entry: EntryPoint) 
     def run(args: argparse.Namespace) -> int:
         inner = argparse.ArgumentParser(prog="videogen", allow_abbrev=False)
         entry.load()(inner.add_subparsers(), environment)
-        parsed = inner.parse_args([entry.name, *args.rest])
+        parsed = inner.parse_args([entry.name, *args.rest], argparse.Namespace(say=print))
+        logging.getLogger(entry.module.partition(".")[0]).setLevel(logging.INFO)
         return int(parsed.run(parsed))
 
     stub.set_defaults(run=run, verbose=False, quiet=False)
