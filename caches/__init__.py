@@ -1,1 +1,1 @@
-"""Step and prefix caches that decide reuse or refresh; nothing is built here yet."""
+"""Caches that decide reuse or refresh: the policy, its calibration, and the hook that acts on a block stack."""

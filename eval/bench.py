@@ -84,7 +84,7 @@ def make_arm(pipeline: Pipeline, workload: Workload, folder: Path) -> Arm:
             broken = broken_because(result, frames=workload.frames, size=workload.size)
             if not broken and info.audio_codec is None:
                 broken = "no audio stream"
-            reused = int(result.record.get("cache", {}).get("reused", 0))
+            reused = int(result.record["cache"]["reused"])
             return Made(stages, int(result.record["forwards"]), reused, broken)
 
         return finish

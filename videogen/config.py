@@ -1,5 +1,6 @@
 """Every option as a frozen value, checked when it is made; the only reader of environment variables."""
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -82,12 +83,30 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class StepCache:
+    """The step cache of a recipe. lam is the largest drift reused over, 0 is off; orders are 0 (copy) or 1 (extrapolate)."""
+
+    lam: float = 0.0
+    max_streak: int = 3
+    video_order: int = 1
+    audio_order: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.lam, bool) or not isinstance(self.lam, int | float) or not (math.isfinite(self.lam) and self.lam >= 0):
+            raise bad("cache lambda", self.lam, "a finite number of at least 0", "use 0 to switch the cache off")
+        _check_whole("cache max_streak", self.max_streak, 1, MAX_STEPS)
+        _check_whole("cache video_order", self.video_order, 0, 1)
+        _check_whole("cache audio_order", self.audio_order, 0, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """How a clip is computed. The default is the exact, unaccelerated model."""
 
     name: str = "exact"
     steps: int | None = None
     dtype: str = "auto"
+    cache: StepCache = StepCache()
 
     def __post_init__(self) -> None:
         _check_whole("recipe steps", self.steps, 1, MAX_STEPS)

@@ -68,7 +68,9 @@ class Pipeline:
         started, clock = _now(), PhaseClock(on_event, stop or StopFlag())
         clock.enter("load")
         pipe = self.load(resolved.workflow)
-        raw = run(pipe, resolved, used_seed, clock)
+        raw = run(pipe, resolved, used_seed, clock, self.recipe.cache)
+        if raw.cache.warning:
+            logger.warning("%s", raw.cache.warning)
         frames = to_uint8(raw.frames)
         record = self._record(resolved, used_seed, raw, clock.stages_s) | {"started": started, "finished": _now()}
         record["output"] = {"frames_sha256": hash_bytes(frames.tobytes()), "audio_sha256": hash_bytes(raw.audio.tobytes())}
@@ -87,6 +89,7 @@ class Pipeline:
             "recipe": as_plain(self.recipe),
             "sigmas": raw.sigmas,
             "forwards": len(raw.sigmas["video"]) - 1,
+            "cache": raw.cache.record() | {"certificate": None},
             "stages_s": {name: round(seconds, 3) for name, seconds in stages_s.items()},
             "peak_memory_mb": peak_memory_mb(self.device),
             "software": software(),

@@ -86,7 +86,9 @@ def _check_folder(name: str, folder: Path) -> None:
 
 
 def find_model(name: str, *, offline: bool = False) -> ModelSource:
-    """Find `pocket`, `random`, `random:FOLDER`, `random:h3` (the released sizes), a folder or a hub id; for a hub id only its configs are fetched here.
+    """Find `pocket`, `random`, `random:FOLDER`, `random:h3` (the released sizes), a folder or a hub id.
+
+    For a hub id only its configs are fetched here.
 
     Raises RequestError for a wrong name or folder, EnvironmentFault when the hub cannot be reached.
     """

@@ -42,6 +42,12 @@ def add_request_options(parser: argparse.ArgumentParser, environment: Environmen
     how.add_argument("--model", "-m", "--model-path", default="pocket", metavar="NAME", help="pocket, random, a folder or a hub id")
     named = ", ".join([*RECIPES, *(f"{name} (not yet)" for name in PLANNED)])
     how.add_argument("--recipe", default="exact", metavar="NAME", help=f"one of {named}")
+    how.add_argument(
+        "--cache-lambda",
+        type=float,
+        metavar="F",
+        help="uncertified step cache: reuse steps while the drift is at most F (0 is off); quality is not promised",
+    )
     how.add_argument("--dtype", choices=DTYPES, help="number format (default: the recipe's)")
     how.add_argument("--device", choices=DEVICES, default="auto")
     out = parser.add_argument_group("where to")

@@ -17,6 +17,10 @@ from diffusers.modular_pipelines.minimax_h3 import MiniMaxH3ImageReference
 from diffusers.modular_pipelines.modular_pipeline import PipelineState
 from PIL import Image
 
+from caches.policy import Budget
+from caches.step_hook import Channel, step_cache
+from caches.trace import Trace
+from videogen.config import StepCache
 from videogen.families.base import Resolved
 from videogen.images import load_image, to_rgb
 from videogen.progress import PhaseClock
@@ -42,6 +46,7 @@ class RawClip:
     audio: npt.NDArray[np.float32]
     sampling_rate: int
     sigmas: dict[str, list[float]]
+    cache: Trace
 
 
 class _StepBar:
@@ -99,7 +104,30 @@ def block_inputs(resolved: Resolved, seed: int) -> dict[str, Any]:
     return inputs | ({"references": references} if references else {})
 
 
-def run(pipe: Any, resolved: Resolved, seed: int, clock: PhaseClock) -> RawClip:
+def sigmas_of(pipe: Any) -> dict[str, list[float]]:
+    """The sigmas of the schedule in force, per modality, the last 0 included."""
+    return {"video": pipe.scheduler.sigmas.tolist(), "audio": pipe.audio_scheduler.sigmas.tolist()}
+
+
+def _channels(pipe: Any, state: PipelineState, options: StepCache) -> dict[str, Channel]:
+    """The generated rows of each modality, in the packed sequence, with the sigmas they step through."""
+    sigmas, orders = sigmas_of(pipe), {"video": options.video_order, "audio": options.audio_order}
+    device = pipe._execution_device
+    rows = {name: state.get(f"{name}_indices")[state.get(f"num_condition_{name}_rows") or 0 :].to(device) for name in orders}
+    return {name: Channel(rows[name], sigmas[name], order) for name, order in orders.items()}
+
+
+@contextmanager
+def _cached(pipe: Any, state: PipelineState, options: StepCache) -> Iterator[Trace]:
+    """The step cache around the denoising loop of one request."""
+    loop = pipe._blocks.sub_blocks[_LOOP]
+    transformer = getattr(pipe, loop.sub_blocks["denoiser"].transformer_name)
+    budget = Budget(lam=options.lam, max_streak=options.max_streak)
+    with step_cache(transformer, "transformer_blocks", _channels(pipe, state, options), budget) as trace:
+        yield trace
+
+
+def run(pipe: Any, resolved: Resolved, seed: int, clock: PhaseClock, cache: StepCache) -> RawClip:
     """Render one clip with a loaded pipeline of the request's workflow.
 
     Raises CancelledRender between steps or blocks when a stop is wanted; nothing of the request outlives the call.
@@ -113,8 +141,11 @@ def run(pipe: Any, resolved: Resolved, seed: int, clock: PhaseClock) -> RawClip:
     with torch.no_grad(), _reporting(pipe, clock):
         for name, block in pipe._blocks.sub_blocks.items():
             clock.enter(_phase(name))
-            _, state = block(pipe, state)
+            if name != _LOOP:
+                _, state = block(pipe, state)
+                continue
+            with _cached(pipe, state, cache) as trace:
+                _, state = block(pipe, state)
     clock.close()
-    sigmas = {"video": pipe.scheduler.sigmas.tolist(), "audio": pipe.audio_scheduler.sigmas.tolist()}
     frames, audio = np.asarray(state.get("videos"))[0], state.get("audio")[0].float().cpu().numpy()
-    return RawClip(frames, audio, int(state.get("sampling_rate")), sigmas)
+    return RawClip(frames, audio, int(state.get("sampling_rate")), sigmas_of(pipe), trace)

@@ -1,0 +1,118 @@
+"""The calibrator against exact tables and against simulation."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from caches.calibrate import Audit, binomial_cdf, clips_needed, clopper_pearson, is_violation, learn_then_test, split_conformal
+
+# (alpha, delta) -> fewest clips for 0, 1, 2, 3, 5, 8 violations
+TABLE = {
+    (0.10, 0.10): (22, 38, 52, 65, 91, 128),
+    (0.10, 0.05): (29, 46, 61, 76, 103, 142),
+    (0.05, 0.10): (45, 77, 105, 132, 184, 258),
+    (0.05, 0.05): (59, 93, 124, 153, 208, 286),
+}
+
+
+@given(st.integers(0, 60), st.integers(1, 60), st.floats(0.01, 0.99))
+def test_the_binomial_sum_equals_scipy(k: int, n: int, p: float) -> None:
+    assert binomial_cdf(k, n, p) == pytest.approx(float(stats.binom.cdf(k, n, p)), abs=1e-12)
+
+
+@pytest.mark.parametrize(("rates", "row"), TABLE.items())
+def test_the_sample_size_table(rates: tuple[float, float], row: tuple[int, ...]) -> None:
+    assert tuple(clips_needed(*rates, violations) for violations in (0, 1, 2, 3, 5, 8)) == row
+
+
+@pytest.mark.parametrize(("violations", "n"), [(0, 30), (2, 52), (30, 30), (7, 20)])
+def test_the_exact_interval_equals_scipy(violations: int, n: int) -> None:
+    found = clopper_pearson(violations, n)
+    wanted = stats.binomtest(violations, n).proportion_ci(method="exact")
+    assert found == pytest.approx((wanted.low, wanted.high), abs=1e-9)
+
+
+def losses_with(counts: dict[float, int], n: int) -> dict[float, list[float]]:
+    return {lam: [2.0] * bad + [0.5] * (n - bad) for lam, bad in counts.items()}
+
+
+def test_the_walk_certifies_up_to_the_first_failure_and_not_beyond() -> None:
+    losses = losses_with({0.1: 0, 0.2: 2, 0.3: 9, 0.4: 0}, 52)
+    verdict = learn_then_test(losses, alpha=0.1, delta=0.1)
+    assert (verdict.lam, verdict.violations, verdict.n) == (0.2, 2, 52) and verdict.p_value <= 0.1
+
+
+def test_too_few_clips_say_how_many_are_needed() -> None:
+    verdict = learn_then_test(losses_with({0.1: 0}, 10), alpha=0.1, delta=0.1)
+    assert verdict.lam == 0.0 and "at least 22 are needed" in verdict.message
+    verdict = learn_then_test(losses_with({0.1: 3}, 52), alpha=0.1, delta=0.1)
+    assert verdict.lam == 0.0 and "would need 65 clips" in verdict.message
+    assert "at least 9 are needed" in split_conformal(losses_with({0.1: 0}, 8), alpha=0.1).message
+
+
+def test_a_loss_that_is_not_a_number_is_a_violation() -> None:
+    assert is_violation(math.nan) and is_violation(math.inf) and is_violation(1.0001) and not is_violation(1.0)
+
+
+def draw_losses(rng: random.Random, n: int, lams: list[float]) -> dict[float, list[float]]:
+    """Heavy-tailed losses that grow with lambda, a sixth of the clips not monotone."""
+    rows: dict[float, list[float]] = {lam: [] for lam in lams}
+    for _ in range(n):
+        scale = math.exp(rng.gauss(-1.2, 0.8))
+        odd = rng.random() < 0.15
+        for k, lam in enumerate(lams):
+            wobble = math.exp(rng.gauss(0, 0.7)) if odd else 1.0
+            rows[lam].append(scale * (1 + k) * 0.45 * wobble)
+    return rows
+
+
+@pytest.mark.parametrize(("alpha", "delta", "n"), [(0.10, 0.10, 52), (0.05, 0.10, 105)])
+def test_simulated_coverage_holds(alpha: float, delta: float, n: int) -> None:
+    lams = [0.05 * (k + 1) for k in range(8)]
+    truth = {lam: sum(map(is_violation, values)) / 20_000 for lam, values in draw_losses(random.Random(0), 20_000, lams).items()}
+    rng, wrong, used = random.Random(1), 0, 0
+    for _ in range(300):
+        lam = learn_then_test(draw_losses(rng, n, lams), alpha=alpha, delta=delta).lam
+        used += lam > 0
+        wrong += lam > 0 and truth[lam] > alpha
+    assert wrong / 300 <= delta and used > 100
+
+
+@settings(max_examples=30)
+@given(st.integers(9, 60), st.integers(0, 10_000))
+def test_split_conformal_needs_no_monotone_loss(n: int, seed: int) -> None:
+    lams = [0.1, 0.2, 0.3]
+    verdict = split_conformal(draw_losses(random.Random(seed), n, lams), alpha=0.1)
+    assert verdict.lam in (0.0, *lams)
+
+
+def test_the_audit_stays_quiet_while_the_promise_holds_and_alarms_when_it_breaks() -> None:
+    rng, alarms = random.Random(3), 0
+    for _ in range(200):
+        audit = Audit(alpha=0.1)
+        for _ in range(400):
+            audit = audit.after(2.0 if rng.random() < 0.1 else 0.0)
+            if audit.is_alarm():
+                alarms += 1
+                break
+    assert alarms <= 20
+    broken = Audit(alpha=0.1)
+    for _ in range(200):
+        broken = broken.after(2.0 if rng.random() < 0.4 else 0.0)
+    assert broken.is_alarm() and broken.clips == 200
+
+
+@pytest.mark.parametrize("rates", [(0.0, 0.1), (1.0, 0.1), (0.1, 0.0), (math.nan, 0.1)])
+def test_wrong_rates_are_refused(rates: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match="expected a number between 0 and 1"):
+        learn_then_test({0.1: [0.0]}, alpha=rates[0], delta=rates[1])
+
+
+@pytest.mark.parametrize("losses", [{}, {0.1: []}, {0.1: [0.0], 0.2: [0.0, 0.0]}, {0.0: [0.0]}, {math.inf: [0.0]}])
+def test_wrong_losses_are_refused(losses: dict[float, list[float]]) -> None:
+    with pytest.raises(ValueError, match=r"got .*, expected"):
+        learn_then_test(losses, alpha=0.1, delta=0.1)
