@@ -1,6 +1,8 @@
 """Named recipes as data; the ones that are planned are named so that asking for them gives a true answer."""
 
-from videogen.config import Recipe
+from dataclasses import replace
+
+from videogen.config import Recipe, StepCache
 from videogen.errors import bad
 
 RECIPES: dict[str, Recipe] = {"exact": Recipe(name="exact")}
@@ -11,6 +13,18 @@ PLANNED: dict[str, str] = {
     "turbo": "few-step adapter",
     "draft": "few-step adapter, step cache and sparse attention",
 }
+
+
+UNCERTIFIED = "+cache"
+
+
+def with_cache(recipe: Recipe, lam: float) -> Recipe:
+    """The recipe with an uncertified step cache, and a name that says so; lambda 0 leaves the recipe as it is.
+
+    Raises RequestError for a lambda that is not a finite number of at least 0.
+    """
+    cache = StepCache(lam=lam)
+    return replace(recipe, name=recipe.name + UNCERTIFIED, cache=cache) if lam else recipe
 
 
 def find_recipe(recipe: str | Recipe) -> Recipe:

@@ -8,6 +8,7 @@ from typing import Any
 from videogen.config import Environment
 from videogen.errors import bad
 from videogen.media import read_comment
+from videogen.recipes import UNCERTIFIED
 
 _JOB_KEYS = ("prompt", "frames", "steps", "seed", "recipe")
 
@@ -46,12 +47,27 @@ def as_job(record: dict[str, Any]) -> dict[str, Any]:
     """A job line that asks for the same clip. Pictures are named as they were; their folder is not stored."""
     resolved = record["resolved"]
     job = {key: resolved[key] for key in _JOB_KEYS} | {"size": f"{resolved['width']}x{resolved['height']}"}
+    job["recipe"] = resolved["recipe"].removesuffix(UNCERTIFIED)
+    if record["cache"]["lambda"]:
+        job["cache_lambda"] = record["cache"]["lambda"]
     for item in record.get("inputs", []):
         if item["role"] == "reference":
             job.setdefault("references", []).append(item["name"])
         else:
             job[item["role"]] = item["name"]
     return job
+
+
+def cache_lines(cache: dict[str, Any]) -> list[str]:
+    """What the step cache did, step by step: `#` computed, `.` reused, and the reasons with their counts."""
+    bar = "".join("." if step["action"] == "reuse" else "#" for step in cache["steps"])
+    promise = "certificate " + str(cache["certificate"]) if cache["certificate"] else "no certificate: quality is not promised"
+    lines = [
+        f"cache     lambda {cache['lambda']:g}: {cache['reused']} of {len(cache['steps'])} steps reused; {promise}",
+        f"          {bar}  (# computed, . reused)",
+        "          " + ", ".join(f"{reason} {count}" for reason, count in cache["reasons"].items()),
+    ]
+    return lines + ([f"          {cache['warning']}"] if cache["warning"] else [])
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"clip      {resolved['workflow']} {resolved['width']}x{resolved['height']}, {resolved['frames']} frames")
         print(f"sampling  {record['forwards']} forwards, seed {resolved['seed']}, {resolved['dtype']}, recipe {resolved['recipe']}")
         print(f"model     {model['source']} {model['identity'][:12]}{': ' + model['label'] if model['label'] else ''}")
+        if record["cache"]["lambda"]:
+            print("\n".join(cache_lines(record["cache"])))
         print("stages    " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in record["stages_s"].items()))
         print("software  " + ", ".join(f"{name} {version}" for name, version in record["software"].items()))
     return 0

@@ -107,7 +107,8 @@ def read_raw_jobs(args: argparse.Namespace) -> list[RawJob]:
 
 def _fill(job: RawJob, args: argparse.Namespace) -> None:
     """Lay the flags that were given over a job; length and size are each one choice in several spellings."""
-    groups: Sequence[tuple[str, ...]] = (("frames", "seconds"), ("size", "width", "height"), ("steps",), ("seed",), ("repeat",))
+    singles = (("steps",), ("seed",), ("repeat",), ("cache_lambda",))
+    groups: Sequence[tuple[str, ...]] = (("frames", "seconds"), ("size", "width", "height"), *singles)
     for group in groups:
         given = {key: getattr(args, key) for key in group if getattr(args, key) is not None}
         if given:

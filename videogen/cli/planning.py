@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from videogen.cli.options import read_raw_jobs
-from videogen.config import MAX_SEED, Recipe, StepCache, read_environment
+from videogen.config import MAX_SEED, Recipe, read_environment
 from videogen.errors import bad
 from videogen.families.h3 import H3Family
 from videogen.identity import hash_settings
@@ -39,8 +39,6 @@ def read_wanted(args: argparse.Namespace) -> Wanted:
     """
     recipe = find_recipe(args.recipe)
     recipe = replace(recipe, dtype=args.dtype) if args.dtype else recipe
-    if args.cache_lambda is not None:
-        recipe = replace(recipe, name=f"{recipe.name}+cache", cache=StepCache(lam=args.cache_lambda))
     check_template(args.name)
     encoding = Encoding(crf=args.crf, lossless=args.lossless, save_frames=args.save_frames)
     raws = read_raw_jobs(args)

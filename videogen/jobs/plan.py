@@ -13,7 +13,7 @@ from videogen.identity import hash_settings
 from videogen.jobs.files import MEDIA_KEYS, RawJob
 from videogen.jobs.journal import Journal
 from videogen.jobs.names import distinct, render_name
-from videogen.recipes import find_recipe
+from videogen.recipes import find_recipe, with_cache
 
 MAX_REPEAT = 10_000
 _SHOWN_ERRORS = 20
@@ -53,14 +53,14 @@ def _whole(place: str, key: str, value: Any) -> int:
         raise bad(f"{place}: {key}", value, "a whole number", f"correct {key}") from None
 
 
-def _number(place: str, key: str, value: Any) -> float:
+def _number(place: str, key: str, value: Any, expected: str) -> float:
     text = value.strip().removesuffix("s") if isinstance(value, str) else value
     try:
         if isinstance(text, bool):
             raise ValueError
         return float(text)
     except (TypeError, ValueError):
-        raise bad(f"{place}: {key}", value, "a number of seconds", f"correct {key}") from None
+        raise bad(f"{place}: {key}", value, expected, f"correct {key}") from None
 
 
 def parse_size(place: str, value: Any) -> tuple[int, int]:
@@ -103,7 +103,7 @@ def make_request(raw: RawJob) -> Request:
     if values.get("seed") == -1:
         values["seed"] = None
     if "seconds" in given:
-        values["seconds"] = _number(place, "seconds", given["seconds"])
+        values["seconds"] = _number(place, "seconds", given["seconds"], "a number of seconds")
     if "size" in given and ("width" in given or "height" in given):
         raise bad(f"{place}: size", given["size"], "either size or width and height", "drop one of them")
     if "size" in given or "width" in given or "height" in given:
@@ -129,6 +129,8 @@ def _drafts_of(raw: RawJob, family: Family, recipe: Recipe) -> list[Draft]:
     if not 1 <= repeat <= MAX_REPEAT:
         raise bad(f"{raw.place}: repeat", repeat, f"from 1 to {MAX_REPEAT}", "correct repeat")
     try:
+        if "cache_lambda" in raw.values:
+            chosen = with_cache(chosen, _number(raw.place, "cache_lambda", raw.values["cache_lambda"], "a number"))
         resolved = family.resolve(request, chosen)
     except RequestError as error:
         raise RequestError(f"{raw.place}: {error}") from None

@@ -172,3 +172,22 @@ def test_control_c_stops_between_steps_with_130_and_a_rerun_completes(short_mode
     assert not list((tmp_path / "out").glob("*.mp4*"))
     assert render(short_model, tmp_path / "out", str(tmp_path / "jobs.txt"), "--seed", "1", "-q") == 0
     assert len(list((tmp_path / "out").glob("*.mp4"))) == 2
+
+
+def test_a_cached_clip_is_named_told_and_made_again(short_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--prompt", "x", "--seed", "1", "-q", "--name", "c", "--cache-lambda", "100", "--steps", "12"]
+    assert render(short_model, tmp_path / "a", *options) == 0
+    clip = tmp_path / "a" / "c.mp4"
+    record = json.loads(clip.with_suffix(".json").read_text())
+    assert record["resolved"]["recipe"] == "exact+cache" and record["cache"]["reused"] > 0
+    capsys.readouterr()
+    assert main(["inspect", str(clip)]) == 0
+    told = capsys.readouterr().out
+    assert "steps reused; no certificate" in told and "##...#" in told
+    assert main(["inspect", str(clip), "--as-job"]) == 0
+    (tmp_path / "again.jsonl").write_text(capsys.readouterr().out)
+    code = main(["render", "-q", "--model", str(short_model), "-o", str(tmp_path / "b"), "--name", "c", str(tmp_path / "again.jsonl")])
+    assert code == 0
+    again = json.loads((tmp_path / "b" / "c.json").read_text())
+    assert again["output"]["frames_sha256"] == record["output"]["frames_sha256"]
+    assert main(["plan", "--prompt", "x", "--cache-lambda", "nan"]) == 2
