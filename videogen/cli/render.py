@@ -3,6 +3,7 @@
 import argparse
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -40,7 +41,8 @@ def _signals(stop: StopFlag) -> Iterator[list[int]]:
         if stop.wanted:
             raise KeyboardInterrupt
         stop.set()
-        print("videogen: stopping after this step; once more stops at once", file=sys.stderr)
+        # straight to the descriptor: the signal may have come inside a write of the same stream, which is not reentrant
+        os.write(2, b"videogen: stopping after this step; once more stops at once\n")
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
