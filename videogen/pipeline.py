@@ -14,6 +14,7 @@ import transformers
 
 from videogen import __version__
 from videogen.config import Recipe, Request, as_plain, read_environment
+from videogen.errors import bad
 from videogen.families.base import Resolved
 from videogen.families.h3 import H3Family
 from videogen.families.h3_pipeline import RawClip, run
@@ -43,6 +44,14 @@ class Pipeline:
         self.dtype = pick_dtype(recipe.dtype, device)
         self._shared: dict[str, Any] = {}
         self._opened: dict[str, Any] = {}
+
+    def sharing(self, recipe: Recipe) -> "Pipeline":
+        """Another recipe over the same weights; nothing is loaded twice."""
+        other = Pipeline(self.source, self.family, recipe, self.device)
+        if other.dtype != self.dtype:
+            raise bad("dtype", recipe.dtype, f"the weights' own, {self.dtype}", "open a pipeline of its own")
+        other._shared, other._opened = self._shared, self._opened
+        return other
 
     def load(self, workflow: str) -> Any:
         """Diffusers' pipeline for a workflow, loaded once."""

@@ -29,9 +29,7 @@ def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def cached(pipeline: Pipeline, **options: Any) -> Pipeline:
     """The same weights under a recipe with a step cache."""
-    other = Pipeline(pipeline.source, pipeline.family, Recipe(name="cached", cache=StepCache(**options)), pipeline.device)
-    other._shared = pipeline._shared
-    return other
+    return pipeline.sharing(Recipe(name="cached", cache=StepCache(**options)))
 
 
 def request(workflow: str, picture: Path, **more: Any) -> Request:

@@ -13,7 +13,12 @@ from videogen.cli import models, plan, render, status
 from videogen.config import Environment, read_environment
 from videogen.errors import EnvironmentFault, RequestError
 
-_ABOVE = {"bench": "clips per hour", "compare": "two bench reports side by side", "eval": "what a recipe costs in quality"}
+_ABOVE = {
+    "bench": "clips per hour",
+    "calibrate": "how far the step cache may go, with a certificate",
+    "compare": "two bench reports side by side",
+    "eval": "what a recipe costs in quality",
+}
 
 OK, SOME_FAILED, USAGE, ENVIRONMENT, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
 

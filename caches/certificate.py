@@ -1,0 +1,104 @@
+"""A calibrated promise and the stratum it holds for, as a file; pure, standard library only.
+
+The promise: with probability at least 1 - delta over the calibration draw, a new request of the stratum loses more than
+its tolerances with probability at most alpha. Anything different from the fingerprint is another stratum: no promise.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+SCHEMA = "videogen.certificate/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What a certificate holds for; equality is the only test."""
+
+    weights: str
+    adapters: str
+    workflow: str
+    canvas: str
+    steps: int
+    shifts: str
+    dtype: str
+    device: str
+    parallel: str
+    code: str
+
+    def differences(self, other: "Fingerprint") -> list[str]:
+        """`key: theirs instead of ours` for every key that differs, this certificate's value last."""
+        found = []
+        for field in fields(self):
+            ours, theirs = getattr(self, field.name), getattr(other, field.name)
+            if ours != theirs:
+                found.append(f"{field.name} {_short(theirs)} instead of {_short(ours)}")
+        return found
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 24 else text[:12] + "..."
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A lambda with what was promised and measured; `tolerances` are the epsilons of the loss, by part."""
+
+    fingerprint: Fingerprint
+    lam: float
+    max_streak: int
+    video_order: int
+    audio_order: int
+    alpha: float
+    delta: float
+    tolerances: Mapping[str, float]
+    n: int
+    violations: int
+    mean_reused: float
+    clips_sha256: str
+    method: str = "learn-then-test"
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "delta"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(f"certificate {name}: got {getattr(self, name)}, expected a number between 0 and 1; calibrate again")
+        if not (math.isfinite(self.lam) and self.lam > 0):
+            raise ValueError(f"certificate lambda: got {self.lam}, expected a positive number; lambda 0 needs no certificate")
+        if not 0 <= self.violations <= self.n:
+            raise ValueError(f"certificate violations: got {self.violations} of {self.n}, expected at most all; calibrate again")
+
+    @property
+    def promise(self) -> str:
+        """The certificate in one sentence."""
+        parts = ", ".join(f"{name} {value:g}" for name, value in sorted(self.tolerances.items()))
+        return (
+            f"P(loss > {parts}) <= {self.alpha:g} with confidence {1 - self.delta:g} "
+            f"({self.violations} of {self.n} calibration clips violated)"
+        )
+
+    def to_json(self) -> str:
+        """The certificate file's text."""
+        return json.dumps({"schema": SCHEMA} | asdict(self), indent=1, sort_keys=True) + "\n"
+
+
+def read_certificate(text: str, what: str) -> Certificate:
+    """A certificate from its file's text; `what` names the file in messages.
+
+    Raises ValueError when it is not one, or lacks or adds a key.
+    """
+    try:
+        value: Any = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"certificate {what}: got {error}, expected JSON; calibrate again") from None
+    if not isinstance(value, dict) or value.pop("schema", None) != SCHEMA:
+        raise ValueError(f"certificate {what}: got another schema, expected {SCHEMA}; calibrate again with this version")
+    wanted = {field.name for field in fields(Certificate)}
+    if set(value) != wanted or not isinstance(value["fingerprint"], dict):
+        odd = ", ".join(sorted(set(value) ^ wanted)[:5])
+        raise ValueError(f"certificate {what}: got missing or left-over keys ({odd}), expected exactly its fields; calibrate again")
+    if set(value["fingerprint"]) != {field.name for field in fields(Fingerprint)}:
+        raise ValueError(f"certificate {what}: got another fingerprint, expected exactly its fields; calibrate again")
+    return Certificate(**(value | {"fingerprint": Fingerprint(**value["fingerprint"])}))

@@ -1,0 +1,81 @@
+"""`videogen calibrate`: the largest lambda of the step cache that a stated promise allows, as a certificate file."""
+
+import argparse
+import logging
+from pathlib import Path
+from typing import Any
+
+from caches.calibrate import clips_needed
+from eval.cache_loss import Tolerances
+from eval.calibration import Goal, Losses, certify, walk
+from eval.quality_cases import Case, Shape, fixed_cases
+from videogen.config import DEVICES, DTYPES, Environment, Recipe
+from videogen.errors import bad
+from videogen.jobs.plan import parse_size
+from videogen.jobs.run import write_text
+from videogen.pipeline import Pipeline, open_pipeline
+
+logger = logging.getLogger(__name__)
+
+FIRST_CLIP = 512  # of the fixed set: `videogen eval` reports on its beginning, and the two must not share a clip
+LAMBDAS = "0.03,0.05,0.08,0.12,0.17,0.24"
+
+
+def add_calibrate(commands: Any, environment: Environment) -> None:
+    """Register the sub-command."""
+    del environment
+    tolerances = Tolerances()
+    parser = commands.add_parser("calibrate", help="certify the step cache", allow_abbrev=False)
+    parser.add_argument("--model", default="pocket", metavar="NAME")
+    parser.add_argument("--workflow", default="t2va", choices=("t2va", "fl2va", "ref2va"))
+    parser.add_argument("--size", metavar="WxH")
+    parser.add_argument("--frames", type=int, metavar="N")
+    parser.add_argument("--steps", type=int, metavar="N")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto")
+    parser.add_argument("--device", choices=DEVICES, default="auto")
+    parser.add_argument("--clips", type=int, default=52, metavar="N", help="default: %(default)s (2 violations allow alpha 0.1)")
+    parser.add_argument("--alpha", type=float, default=0.1, help="share of new clips that may lose too much (default: %(default)s)")
+    parser.add_argument("--delta", type=float, default=0.1, help="chance that the calibration misleads (default: %(default)s)")
+    parser.add_argument("--lambdas", default=LAMBDAS, metavar="F,F,...", help="walked in this order, default: %(default)s")
+    for name, unit in (("video", "1 - SSIM of the worst frames"), ("motion", "grey levels"), ("spectrum", "dB"), ("level", "dB")):
+        parser.add_argument(f"--{name}", type=float, default=getattr(tolerances, name), help=f"tolerance, {unit} (default: %(default)s)")
+    parser.add_argument("--output", "-o", default="certificate.json", metavar="FILE")
+    parser.add_argument("--overwrite", action="store_true")
+    parser.set_defaults(run=run, verbose=False, quiet=False)
+
+
+def _goal(args: argparse.Namespace) -> Goal:
+    try:
+        lambdas = tuple(float(part) for part in args.lambdas.split(","))
+        fewest = clips_needed(args.alpha, args.delta)
+    except ValueError as error:
+        raise bad(
+            "--lambdas, --alpha or --delta", (args.lambdas, args.alpha, args.delta), "numbers, rates between 0 and 1", str(error)
+        ) from None
+    if args.clips < fewest:
+        raise bad("--clips", args.clips, f"at least {fewest} for alpha {args.alpha:g} at delta {args.delta:g}", "measure more clips")
+    return Goal(lambdas, args.alpha, args.delta, Tolerances(args.video, args.motion, args.spectrum, args.level))
+
+
+def _cases(args: argparse.Namespace, pipeline: Pipeline) -> list[Case]:
+    size = parse_size("--size", args.size) if args.size else None
+    shape = Shape(size=size, frames=args.frames, steps=args.steps)
+    return fixed_cases(FIRST_CLIP + args.clips, args.workflow, shape, pipeline.family, pipeline.recipe)[FIRST_CLIP:]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, and write the certificate; exit code 0, or 4 when no lambda could be certified."""
+    goal, output = _goal(args), Path(args.output).expanduser()
+    if output.exists() and not args.overwrite:
+        raise bad("--output", str(output), "a new file", "choose another, or pass --overwrite")
+    pipeline = open_pipeline(args.model, Recipe(dtype=args.dtype), device=args.device)
+    cases = _cases(args, pipeline)
+    losses = Losses(output.with_suffix(".losses.jsonl"))
+    verdict = walk(pipeline, cases, goal, losses, lambda text: logger.info("%s", text))
+    if verdict.lam == 0:
+        args.say(f"no lambda certified: {verdict.message}")
+        return 4
+    certificate = certify(pipeline, cases, goal, verdict, losses)
+    write_text(output, certificate.to_json())
+    args.say(f"{output}: lambda {certificate.lam:g}, {certificate.mean_reused:.1%} of the steps reused; {certificate.promise}")
+    return 0

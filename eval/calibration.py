@@ -1,0 +1,143 @@
+"""Walks the lambdas of the step cache over calibration clips and writes the certificate; resumable, since it takes hours."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from caches.calibrate import Verdict, is_violation, learn_then_test
+from caches.certificate import Certificate
+from eval.cache_loss import Tolerances, loss, loss_parts
+from eval.metrics.pair import Clip, Pair
+from eval.quality_cases import Case
+from eval.quality_trials import as_clip
+from videogen.certificates import fingerprint
+from videogen.config import Recipe, StepCache
+from videogen.errors import bad
+from videogen.identity import hash_settings
+from videogen.pipeline import Pipeline
+
+Told = Callable[[str], None]
+KEPT_BYTES = 3_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What is to be promised: P(loss > tolerances) <= alpha with confidence 1 - delta, at the largest of `lambdas`."""
+
+    lambdas: tuple[float, ...]
+    alpha: float
+    delta: float
+    tolerances: Tolerances
+
+    def __post_init__(self) -> None:
+        if not self.lambdas or list(self.lambdas) != sorted(set(self.lambdas)) or self.lambdas[0] <= 0:
+            raise bad("--lambdas", self.lambdas, "positive numbers in rising order, fixed before anything is measured", "correct them")
+
+
+class Losses:
+    """Every measured loss, one JSON line each, so that an interrupted calibration goes on where it stopped."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: dict[tuple[float, str], dict[str, Any]] = {}
+        if path.is_file():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError:
+                    continue
+                self.rows[row["lam"], row["case"]] = row
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Keep one loss, on disk first."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, sort_keys=True) + "\n")
+        self.rows[row["lam"], row["case"]] = row
+
+
+def with_lambda(pipeline: Pipeline, lam: float) -> Pipeline:
+    """The same weights under the exact recipe with a step cache."""
+    recipe = Recipe(name=f"lambda {lam:g}", steps=pipeline.recipe.steps, dtype=pipeline.recipe.dtype, cache=StepCache(lam=lam))
+    return pipeline.sharing(recipe)
+
+
+class References:
+    """Uncached clips, kept between lambdas while they fit: rendering one again costs as much as a lambda."""
+
+    def __init__(self, pipeline: Pipeline, max_bytes: int = KEPT_BYTES) -> None:
+        self.pipeline, self.left = pipeline, max_bytes
+        self._clips: dict[str, Clip] = {}
+
+    def clip(self, case: Case) -> Clip:
+        """The uncached clip of a case."""
+        if case.name in self._clips:
+            return self._clips[case.name]
+        clip = as_clip(self.pipeline.render(replace(case.request, seed=case.seed)), "uncached")
+        if clip.frames.nbytes <= self.left:
+            self._clips[case.name] = clip
+            self.left -= clip.frames.nbytes
+        return clip
+
+
+def _measure(references: References, case: Case, lam: float, losses: Losses) -> None:
+    """Render a case at a lambda, unless that was done before, and keep what it lost."""
+    if (lam, case.name) in losses.rows:
+        return
+    result = with_lambda(references.pipeline, lam).render(replace(case.request, seed=case.seed))
+    pair = Pair(as_clip(result, f"lambda {lam:g}"), references.clip(case))
+    cache = result.record["cache"]
+    losses.add({"lam": lam, "case": case.name, "parts": loss_parts(pair), "reused": cache["reused"] / len(cache["steps"])})
+
+
+def walk(pipeline: Pipeline, cases: Sequence[Case], goal: Goal, losses: Losses, tell: Told) -> Verdict:
+    """Measure one lambda after the other on every case and stop at the first that is not certified."""
+    verdict = Verdict(0.0, 0, len(cases), 1.0, "nothing measured")
+    measured: dict[float, list[float]] = {}
+    references = References(pipeline)
+    for lam in goal.lambdas:
+        for case in cases:
+            _measure(references, case, lam, losses)
+        measured[lam] = [loss(losses.rows[lam, case.name]["parts"], goal.tolerances) for case in cases]
+        verdict = learn_then_test(measured, alpha=goal.alpha, delta=goal.delta)
+        bad_ones, reused = sum(map(is_violation, measured[lam])), mean_reused(losses, lam, cases)
+        tell(f"lambda {lam:g}: {bad_ones} of {len(cases)} violate, {reused:.1%} of the steps reused; certified up to {verdict.lam:g}")
+        if verdict.lam != lam:
+            break
+    return verdict
+
+
+def mean_reused(losses: Losses, lam: float, cases: Sequence[Case]) -> float:
+    """The mean share of steps reused at a lambda."""
+    return sum(float(losses.rows[lam, case.name]["reused"]) for case in cases) / len(cases)
+
+
+def certify(pipeline: Pipeline, cases: Sequence[Case], goal: Goal, verdict: Verdict, losses: Losses) -> Certificate:
+    """The certificate of a verdict; every case must belong to one stratum.
+
+    Raises RequestError when the cases differ in workflow, canvas, length or steps.
+    """
+    prints = set()
+    for case in cases:
+        resolved = pipeline.family.resolve(case.request, pipeline.recipe)
+        pipe = pipeline.load(resolved.workflow)
+        dtype = str(pipeline.dtype).removeprefix("torch.")
+        prints.add(fingerprint(pipe, resolved, weights=pipeline.source.identity, dtype=dtype, device=pipeline.device.type))
+    if len(prints) != 1:
+        raise bad("calibration clips", f"{len(prints)} strata", "one workflow, canvas, length and number of steps", "calibrate each apart")
+    options = StepCache(lam=verdict.lam)
+    return Certificate(
+        fingerprint=prints.pop(),
+        lam=verdict.lam,
+        max_streak=options.max_streak,
+        video_order=options.video_order,
+        audio_order=options.audio_order,
+        alpha=goal.alpha,
+        delta=goal.delta,
+        tolerances=asdict(goal.tolerances),
+        n=verdict.n,
+        violations=verdict.violations,
+        mean_reused=round(mean_reused(losses, verdict.lam, cases), 4),
+        clips_sha256=hash_settings([[case.name, case.request.prompt, case.seed] for case in cases]),
+    )

@@ -1,0 +1,1 @@
+"""What two clips of one request differ in, as numbers; knows nothing of recipes, prompts or files."""

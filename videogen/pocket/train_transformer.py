@@ -1,0 +1,260 @@
+"""Trains the transformer for all workflows on cached latents: short clips first, then whole ones; averaged weights."""
+
+import argparse
+import json
+import logging
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import MiniMaxH3Transformer3DModel
+
+from videogen.pocket import packed, sizes
+from videogen.pocket.build import save_model
+from videogen.pocket.cache import REFERENCE, ROWS_PER_FRAME, Bucket, Cache, Models
+from videogen.pocket.fast_vae import from_vae
+from videogen.pocket.train_vae import parser
+from videogen.pocket.training import Average, Log, adamw, load_state, optimise, rate_at, save_state, set_rate
+
+RATE = 1.2e-3
+SHORT, FULL = 39, 124  # frames
+ROW_BUDGET = 34_000  # packed rows a step: 36 short or 12 whole clips; steps, not samples, bring prompt control
+SHIFTS = (sizes.AUDIO_SHIFT, sizes.VIDEO_SHIFT)
+Judge = Callable[["Trainer", bool], dict[str, Any]]  # reads samples of the averaged weights; the second argument asks for short clips
+
+
+def latent_frames(num_frames: int) -> int:
+    """Latent frames of 17n + 5 frames."""
+    return (num_frames - 5) // 17 * 5 + 2
+
+
+def audio_latents(num_frames: int) -> int:
+    """Audio latents a channel of a clip."""
+    return round(num_frames / 24 * 40)
+
+
+def new_transformer() -> Any:
+    """The stock class, every block near the identity: modulation starts at zero with small gates, heads at zero."""
+    model = MiniMaxH3Transformer3DModel(**sizes.TRANSFORMER)
+    width = sizes.TRANSFORMER["hidden_size"]
+    with torch.no_grad():
+        for block in model.transformer_blocks:
+            block.adaln_proj.linear.weight.zero_()
+            bias = block.adaln_proj.linear.bias.zero_().view(3, 6, width)
+            bias[:, 2].fill_(0.3)
+            bias[:, 5].fill_(0.3)
+        for part in (model.norm_out.linear, model.proj_out, model.audio_proj_out):
+            part.weight.zero_()
+            part.bias.zero_()
+    return model
+
+
+class Trainer:
+    """Model, cache, optimiser and the layouts of every bucket."""
+
+    def __init__(self, models: Models, cache: Cache, log: Log, *, compiled: bool, budget: int) -> None:
+        self.device, self.cache, self.log, self.budget = models.device, cache, log, budget
+        self.model = new_transformer().to(self.device)
+        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self.forward = packed.PackedForward(self.model, dtype=dtype, compiled=compiled)
+        self.average = Average(self.model.parameters(), 0.999)
+        self.optimiser = adamw(self.model.parameters(), RATE, self.device)
+        self.steps = self.seen = 0
+        self._rows: dict[tuple[str, int, int], packed.Rows] = {}
+        self.losses = torch.zeros(2, device=self.device)
+
+    def rows(self, bucket: Bucket, num_frames: int) -> packed.Rows:
+        """The layout of a bucket's requests at a clip length."""
+        key = (bucket.kind, len(bucket.tags), num_frames)
+        if key not in self._rows:
+            size = (latent_frames(num_frames), sizes.HEIGHT // 8, sizes.WIDTH // 8)
+            built = packed.layout(bucket.tags, bucket.kind, size, audio_latents(num_frames), (REFERENCE // 8, REFERENCE // 8))
+            self._rows[key] = built.to(self.device)
+        return self._rows[key]
+
+    def loss(self, bucket: Bucket, index: torch.Tensor, num_frames: int) -> torch.Tensor:
+        """Velocity error of video plus that of sound on some requests of a bucket."""
+        cache, rows, size = self.cache, self.rows(bucket, num_frames), len(index)
+        clip = bucket.clip[index]
+        video = cache.rows[clip, : latent_frames(num_frames) * ROWS_PER_FRAME].float()
+        audio = cache.audio[bucket.sound[index], :, : audio_latents(num_frames)].flatten(1, 2)
+        clean = cache.condition(bucket, index, num_frames)
+        condition = packed.ANCHOR_T * clean + (1 - packed.ANCHOR_T) * torch.randn_like(clean)
+        u = (torch.rand((), device=self.device) + torch.arange(size, device=self.device) / size) % 1.0  # evenly spread levels
+        t_audio, t_video = (1 - packed.shifted(u, shift) for shift in SHIFTS)
+        noise_v, noise_a = torch.randn_like(video), torch.randn_like(audio)
+        mixed_v = t_video[:, None, None] * video + (1 - t_video[:, None, None]) * noise_v
+        mixed_a = t_audio[:, None, None] * audio + (1 - t_audio[:, None, None]) * noise_a
+        v_audio, v_video = self.forward(rows, bucket.text[index].float(), condition, mixed_a, mixed_v, t_audio, t_video)
+        loss_v = (v_video - (video - noise_v)).pow(2).mean()
+        loss_a = (v_audio - (audio - noise_a)).pow(2).mean()
+        self.losses.lerp_(torch.stack([loss_v, loss_a]).detach(), 0.02)
+        return loss_v + loss_a
+
+    def run(
+        self, num_frames: int, until: float, rate_of: Callable[[float], float], checks: list[float], judge: Judge | None, out: Path
+    ) -> None:
+        """Steps on clips of `num_frames` until `until` on the stage's clock; `checks` are the moments to save and let the judge look."""
+        rng = random.Random(self.steps)
+        buckets = [b for b in self.cache.buckets if num_frames == FULL or b.kind in "tfr"]
+        shares, said, seen = [len(b.clip) for b in buckets], self.log.seconds(), self.seen
+        while (now := self.log.seconds()) < until:
+            set_rate(self.optimiser, rate_of(now))
+            bucket = rng.choices(buckets, shares)[0]
+            size = max(1, self.budget // self.rows(bucket, num_frames).length // 4 * 4) if self.budget > 8000 else 2
+            index = torch.randint(len(bucket.clip), (size,), device=self.device)
+            optimise(lambda b=bucket, i=index: self.loss(b, i, num_frames), self.optimiser, self.average)()  # type: ignore[misc]
+            self.steps, self.seen = self.steps + 1, self.seen + size
+            if self.steps % 20 == 0 and self.device.type == "cuda":
+                torch.cuda.synchronize()
+            if self.log.seconds() - said > 10:
+                rate = (self.seen - seen) / (self.log.seconds() - said)
+                said, seen = self.log.seconds(), self.seen
+                self.log(
+                    frames=num_frames, steps=self.steps, samples=self.seen, per_s=rate, loss_video=self.losses[0], loss_audio=self.losses[1]
+                )
+            if checks and self.log.seconds() > checks[0]:
+                checks.pop(0)
+                self.save(out)
+                self.look(judge, num_frames == SHORT)
+
+    def look(self, judge: Judge | None, short: bool) -> None:
+        """Let the judge read samples of the averaged weights."""
+        if judge is None:
+            return
+        self.average.swap()
+        with torch.no_grad():
+            self.log(event="check", short=short, **judge(self, short))
+        self.average.swap()
+
+    @torch.no_grad()
+    def sample(
+        self, cache: Cache, bucket: Bucket, index: torch.Tensor, num_frames: int, forwards: int, generator: torch.Generator
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Decoded clips (B, T, H, W, 3) in [0, 1] and sounds (B, 2, N) of some requests of a set."""
+        rows = self.rows(bucket, num_frames)
+        clean = cache.condition(bucket, index, num_frames)
+        noise = torch.randn(clean.shape, generator=generator, device=self.device)
+        condition = packed.ANCHOR_T * clean + (1 - packed.ANCHOR_T) * noise
+        channels = (sizes.AUDIO_CHANNELS, sizes.LATENT_CHANNELS * 4)
+        audio, video = packed.sample(self.forward, rows, bucket.text[index].float(), condition, channels, forwards, SHIFTS, generator)
+        return decode(cache.models, audio, video, num_frames)
+
+    def save(self, out: Path) -> None:
+        """Write a checkpoint that `--resume` continues from."""
+        save_state(
+            out / "transformer.pt",
+            model=self.model.state_dict(),
+            average=self.average.mean,
+            optimiser=self.optimiser.state_dict(),
+            steps=self.steps,
+            seen=self.seen,
+        )
+
+    def resume(self, out: Path) -> None:
+        """Continue from a checkpoint if there is one."""
+        state = load_state(out / "transformer.pt", self.device)
+        if state is None:
+            return
+        self.model.load_state_dict(state["model"])
+        for held, saved in zip(self.average.mean, state["average"]):
+            held.copy_(saved)
+        if "optimiser" in state:
+            self.optimiser.load_state_dict(state["optimiser"])
+        self.steps, self.seen = state["steps"], state["seen"]
+        self.log(event="resumed", steps=self.steps, samples=self.seen)
+
+
+@torch.no_grad()
+def decode(models: Models, audio: torch.Tensor, video: torch.Tensor, num_frames: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Packed rows to pictures (B, T, H, W, 3) in [0, 1] and stereo samples (B, 2, N) through the stock decoders."""
+    shape = (latent_frames(num_frames), sizes.HEIGHT // 8, sizes.WIDTH // 8)
+    z = packed.unpatchify(video, shape)
+    z = z * models.std[:, None, None, None] + models.mean[:, None, None, None]
+    frames = []
+    for part in z.split(16):
+        frames.append(from_vae(models.vae.decode(part).sample.permute(0, 2, 3, 4, 1)))
+    mean, std = models.audio_scale
+    heard = audio.unflatten(1, (2, -1)).flatten(0, 1) * std + mean
+    samples = torch.cat([models.audio.decode(part.transpose(1, 2)).sample[:, 0] for part in heard.split(64)])
+    return torch.cat(frames), samples.unflatten(0, (-1, 2))
+
+
+def train(args: argparse.Namespace, judge: Judge | None = None) -> Trainer:
+    """The whole stage; `judge` (see `eval`) logs what samples show."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(args.seed + 3)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    log = Log(args.out / "transformer.jsonl", "transformer")
+    models = Models(args.folder, device)
+    cache = Cache(
+        models,
+        5 if args.smoke else args.clips,
+        seed=args.seed + 100,
+        held_out=False,
+        paraphrases=args.paraphrases,
+        sounds_each=1 if args.smoke else 64,
+        num_frames=args.clip_frames,
+        audio_ready=partial(_wait_for, args.after) if args.after else None,
+    )
+    log(event="cached", clips=len(cache.scenes), requests=sum(len(b.clip) for b in cache.buckets), buckets=len(cache.buckets))
+    trainer = Trainer(models, cache, log, compiled=device.type == "cuda", budget=4000 if args.smoke else ROW_BUDGET)
+    if args.resume:
+        trainer.resume(args.out)
+    start = log.seconds()
+    total = start + min(args.seconds, args.deadline - time.time() if args.deadline else args.seconds)
+    turn = start + (total - start) * args.short
+
+    def rate_of(now: float) -> float:
+        return args.rate * rate_at((now - start) / max(total - start, 1e-6), hold=args.hold)
+
+    moments = [start + (total - start) * share for share in args.checks]
+    trainer.run(SHORT, turn, rate_of, [m for m in moments if m < turn], judge, args.out)
+    trainer.run(FULL, total, rate_of, [m for m in moments if m >= turn], judge, args.out)
+    trainer.save(args.out)
+    log(event="done", steps=trainer.steps, samples=trainer.seen, parameters=sum(p.numel() for p in trainer.model.parameters()))
+    trainer.average.swap()
+    torch.save({k: v.to(torch.bfloat16) for k, v in trainer.model.state_dict().items()}, args.out / "transformer_bf16.pt")
+    (args.out / "transformer.done").write_text(json.dumps({"steps": trainer.steps, "samples": trainer.seen}))
+    return trainer
+
+
+def _wait_for(file: Path) -> None:
+    while not file.exists():
+        time.sleep(0.5)
+
+
+def export(trainer: Trainer, out: Path) -> None:
+    """Write the averaged weights as the folder's transformer; the model is bf16 afterwards."""
+    save_model(trainer.model, out / "transformer")
+
+
+def options() -> argparse.ArgumentParser:
+    """The stage's options."""
+    p = parser(__doc__)
+    p.add_argument("--folder", type=Path, default=Path("runs/pocket"), help="folder with vae, audio_vae, text_encoder, processor")
+    p.add_argument("--clips", type=int, default=16000)
+    p.add_argument("--paraphrases", type=int, default=4)
+    p.add_argument("--short", type=float, default=0.45, help="share of the time spent on 39-frame clips")
+    p.add_argument("--clip-frames", type=int, default=FULL, choices=(SHORT, FULL), help="encode only this much of every clip")
+    p.add_argument("--after", type=Path, help="wait for this file before loading the audio VAE")
+    p.add_argument("--rate", type=float, default=RATE)
+    p.add_argument("--hold", type=float, default=0.4, help="share of the time after which the learning rate falls")
+    p.add_argument("--deadline", type=float, default=0.0, help="end by this moment (seconds since 1970)")
+    p.add_argument("--checks", type=float, nargs="*", default=[], help="shares of the time at which to save and let the judge look")
+    return p
+
+
+def main() -> None:
+    """`python -m videogen.pocket.train_transformer`."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    args = options().parse_args()
+    export(train(args), args.out)
+
+
+if __name__ == "__main__":
+    main()
