@@ -101,15 +101,16 @@ def badge_match(frames: torch.Tensor, layout: world.Layout) -> torch.Tensor:
     offsets = (step[:, None] + spread).flatten()  # 15 places along each side, five a cell
     px = x[..., None, None] + half[..., None, None] * offsets[None, None, None, :]
     py = y[..., None, None] + half[..., None, None] * offsets[None, None, :, None]
-    points = torch.stack(torch.broadcast_tensors(px * height / width * 2 - 1, py * 2 - 1), dim=-1).flatten(0, 1)
+    points = torch.stack([(px + 0 * py) * height / width * 2 - 1, (py + 0 * px) * 2 - 1], dim=-1).flatten(0, 1)
     seen = F.grid_sample(frames.flatten(0, 1).permute(0, 3, 1, 2), points, align_corners=False)
-    seen = seen.unflatten(0, alpha.shape[:2]).unflatten(-1, (3, 5)).unflatten(-3, (3, 5)).mean(dim=(1, 4, 6))  # (B, 3, 3, 3)
+    seen = seen.reshape(*alpha.shape[:2], 3, 3, 5, 3, 5).mean(dim=(1, 4, 6))  # (B, 3, 3, 3)
     palette = world.PALETTE.to(frames)
     nearest = (seen.permute(0, 2, 3, 1)[..., None, :] - palette).norm(dim=-1).argmin(dim=-1)
     bits = layout.bits.to(frames)[..., None]
     wanted = layout.colour.to(frames)[:, 0, None, None] * (1 - bits) + layout.colour.to(frames)[:, 1, None, None] * bits
     expected = (wanted[..., None, :] - palette).norm(dim=-1).argmin(dim=-1)
-    return (nearest == expected).float().mean(dim=(1, 2))
+    right: torch.Tensor = nearest == expected
+    return right.float().mean(dim=(1, 2))
 
 
 def psnr(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -125,7 +126,8 @@ def _grid(height: int, width: int, device: torch.device) -> tuple[torch.Tensor, 
 
 
 def _difference(frames: torch.Tensor, colour: torch.Tensor) -> torch.Tensor:
-    return (frames - colour[:, None, None, None]).norm(dim=-1)
+    distance: torch.Tensor = (frames - colour[:, None, None, None]).norm(dim=-1)
+    return distance
 
 
 def _background(frames: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,7 +156,7 @@ def _ink(frames: torch.Tensor, ground: torch.Tensor) -> tuple[torch.Tensor, torc
 
 def _motion(alpha: torch.Tensor, fps: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The direction of the centroid's straight-line drift, measured against the world's nominal speeds."""
-    grid_y, grid_x = _grid(*alpha.shape[2:], alpha.device)
+    grid_y, grid_x = _grid(alpha.shape[2], alpha.shape[3], alpha.device)
     solid = alpha * (alpha > 0.3)
     mass = solid.sum(dim=(2, 3)).clamp(min=1)
     track = torch.stack([(solid * grid_x).sum(dim=(2, 3)) / mass, (solid * grid_y).sum(dim=(2, 3)) / mass], dim=-1)

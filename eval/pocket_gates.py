@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from eval import oracle, prompts
+from videogen.errors import VideogenError, say
 from videogen.pocket import captions, data, sizes, world
 from videogen.pocket.cache import Asked, Cache, Models
+from videogen.pocket.shapes import parts, unflatten
 from videogen.pocket.train_audio import log_spectral_distance, sound_pool
 from videogen.pocket.train_transformer import FULL, SHORT, Trainer, options, train
 from videogen.pocket.train_vae import reconstruct
@@ -50,7 +52,7 @@ def vae_gate(folder: Path, number: int, device: torch.device) -> dict[str, Any]:
     layout = plain.to(device)
     sound = world.sound(layout, 207, sizes.AUDIO_RATE_HZ)
     heard = models.audio.decode(models.audio.encode(sound.flatten(0, 1)[:, None]).latent_dist.mode()).sample
-    heard_ok = oracle.agrees(oracle.read_audio(heard[:, 0].unflatten(0, (-1, 2)), sizes.AUDIO_RATE_HZ), plain_scenes)
+    heard_ok = oracle.agrees(oracle.read_audio(unflatten(heard[:, 0], 0, (-1, 2)), sizes.AUDIO_RATE_HZ), plain_scenes)
     return {
         **{name: _share(good) for name, good in {**every, **heard_ok}.items()},
         "all": _share(torch.stack([*every.values(), *heard_ok.values()]).all(dim=0)),
@@ -80,14 +82,14 @@ class Bench:
         self.cache = Cache.of(models, asked(prompts.load(workflow, number)), badge=workflow == "ref2va")
 
     @torch.no_grad()
-    def run(self, trainer: Trainer, num_frames: int, forwards: int, keep: int = 0) -> tuple[dict[str, int], torch.Tensor, torch.Tensor]:
+    def run(self, trainer: Trainer, num_frames: int, forwards: int) -> tuple[dict[str, float], torch.Tensor, torch.Tensor]:
         """Counts of right answers, all clips as uint8 (N, T, H, W, 3) in request order, and per-request all-right flags."""
         cache, device = self.cache, trainer.device
         hits: dict[str, torch.Tensor] = {}
         clips = torch.zeros(self.number, num_frames, sizes.HEIGHT, sizes.WIDTH, 3, dtype=torch.uint8)
         for order, bucket in enumerate(cache.buckets):
             generator = torch.Generator(device).manual_seed(1000 + order)
-            for index in torch.arange(len(bucket.clip), device=device).split(64):
+            for index in parts(torch.arange(len(bucket.clip), device=device), 64):
                 frames, sound = trainer.sample(cache, bucket, index, num_frames, forwards, generator)
                 where = bucket.clip[index].cpu()
                 clips[where] = data.quantise(frames).cpu()
@@ -96,7 +98,7 @@ class Bench:
                     hits.setdefault(name, torch.zeros(self.number))[where] = good.float().cpu()
         flags = torch.stack([v for k, v in hits.items() if not k.endswith("_db")]).amin(dim=0)
         totals = {name: float(v.sum() if not name.endswith("_db") else v[v > 0].mean()) for name, v in hits.items()}
-        return {**totals, "all": float(flags.sum())}, clips, flags  # type: ignore[return-value]
+        return {**totals, "all": float(flags.sum())}, clips, flags
 
     def judged(
         self, frames: torch.Tensor, sound: torch.Tensor, scenes: list[captions.Scene], where: torch.Tensor, kind: str
@@ -184,7 +186,11 @@ def main() -> None:
         facts = vae_gate(args.folder, args.number, device)
         (args.out / "gate-vae.json").write_text(json.dumps(facts))
         log.info("%s", json.dumps({"gate": "vae", **facts}))
-        raise SystemExit(0 if facts["all"] >= 0.9 else 3)
+        if facts["all"] < 0.9:
+            raise VideogenError(
+                say("reconstruction gate", f"{facts['all']:.3f}", "at least 0.9", "train the VAEs longer before the transformer")
+            )
+        return
     if args.what == "train":
         trainer = train(args, quick_judge(args.number, 12))
     else:

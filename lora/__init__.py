@@ -1,1 +1,1 @@
-"""Turbo adapters: loading, contracts, distillation; nothing is built here yet."""
+"""Few-step and style adapters: reading every layout, their sampling contracts, applying and merging them."""

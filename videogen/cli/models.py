@@ -36,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
     facts = {
         "model": source.name,
         "label": source.label,
+        "note": source.card.get("note", ""),
         "identity": source.identity,
         "workflows": ["t2va", "fl2va", "ref2va"],
         "canvas": "x".join(map(str, canvas_for_aspect(16, 9, g))),
@@ -45,5 +46,6 @@ def run(args: argparse.Namespace) -> int:
         "fps": FPS,
         "steps": g.default_steps,
     }
-    print(json.dumps(facts) if args.json else "\n".join(f"{name:<10} {value}" for name, value in facts.items() if value != ""))
+    told = {name: ", ".join(value) if isinstance(value, list) else value for name, value in facts.items() if value != ""}
+    print(json.dumps(facts) if args.json else "\n".join(f"{name:<10} {value}" for name, value in told.items()))
     return 0

@@ -16,6 +16,7 @@ from videogen.pocket import captions, data, sizes, world
 from videogen.pocket.captions import PANS, PITCHES, SILENT, Scene
 from videogen.pocket.fast_vae import encode_window, to_vae
 from videogen.pocket.packed import patchify
+from videogen.pocket.shapes import parts, unflatten
 from videogen.pocket.train_text import features_during, live_language
 
 REFERENCE = sizes.CANVAS["reference_image_short_edge"]
@@ -76,7 +77,7 @@ class Models:
         """Normalised audio latents (B, 2, T, C) of stereo samples (B, 2, N)."""
         latents = self.audio.encode(samples.flatten(0, 1)[:, None]).latent_dist.mode().transpose(1, 2)
         mean, std = self.audio_scale
-        return ((latents - mean) / std).unflatten(0, samples.shape[:2])
+        return unflatten((latents - mean) / std, 0, samples.shape[:2])
 
     def pixel_values(self, frames: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The vision tower's patches (B, n, d) and grid (3,) of uint8 pictures (B, H, W, 3)."""
@@ -181,7 +182,7 @@ class Cache:
                 pixels.append(self.models.pixel_values(frames[:, [0, -1]].flatten(0, 1))[0].half())
         self.rows, self.first = torch.cat(rows), torch.cat(firsts)
         self.last = {number: torch.cat(parts) for number, parts in lasts.items()}
-        self.pixels = torch.cat(pixels).unflatten(0, (len(self.scenes), 2))
+        self.pixels = unflatten(torch.cat(pixels), 0, (len(self.scenes), 2))
         if not badges:
             return
         pictures = world.picture_of(self.badges, range(badges)).to(device)
@@ -202,7 +203,7 @@ class Cache:
         scenes = [replace(base, pitch=pitch, pan=pan) for pitch, pan in self.sounds]
         layout = world.plan(scenes, data.clip_seeds(seed + 5, len(scenes))).to(self.models.device)
         samples = world.sound(layout, AUDIO_LATENTS, sizes.AUDIO_RATE_HZ)
-        self.audio = torch.cat([self.models.sound_rows(part) for part in samples.split(64)])
+        self.audio = torch.cat([self.models.sound_rows(part) for part in parts(samples, 64)])
 
     def _requests(self, rng: random.Random, paraphrases: int, full_only: bool) -> list[Bucket]:
         by_sound = defaultdict(list)
@@ -254,14 +255,14 @@ class Cache:
     def condition(self, bucket: Bucket, index: torch.Tensor, num_frames: int) -> torch.Tensor:
         """Clean condition rows (B, C, 4 C) of some requests of a bucket for clips of `num_frames`."""
         clip = bucket.clip[index]
-        parts = {
-            "t": list,
-            "f": lambda: [self.first[clip]],
-            "l": lambda: [self.last[num_frames][clip]],
-            "b": lambda: [self.first[clip], self.last[num_frames][clip]],
-            "r": lambda: [self.reference[clip - self.plain]],
-        }[bucket.kind]()
-        return torch.cat(parts, dim=1).float() if parts else self.rows.new_zeros(len(index), 0, self.rows.shape[-1]).float()
+        chosen = [self.rows.new_zeros(len(index), 0, self.rows.shape[-1]).float()]
+        if bucket.kind in "fb":
+            chosen.append(self.first[clip].float())
+        if bucket.kind in "lb":
+            chosen.append(self.last[num_frames][clip].float())
+        if bucket.kind == "r":
+            chosen.append(self.reference[clip - self.plain].float())
+        return torch.cat(chosen, dim=1)
 
 
 LAST_FRAMES = (39, 124)  # clip lengths trained

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from videogen.pocket.shapes import unflatten
+
 PIXEL_MEAN = (0.485, 0.456, 0.406)
 PIXEL_STD = (0.229, 0.224, 0.225)
 
@@ -36,8 +38,8 @@ def encode_chunk(vae: Any, x: torch.Tensor) -> torch.Tensor:
                 x = _pad(x, (0, 1, 0, 1), down.spatial_padding_mode)
             x = _conv(down.conv, x)
     x = _conv(encoder.conv_out, F.silu(_norm(encoder.norm_out, x)))
-    flat = F.conv2d(x.flatten(0, 1), vae.quant_conv.weight[:, :, 0], vae.quant_conv.bias)
-    return flat.unflatten(0, x.shape[:2])
+    flat: torch.Tensor = F.conv2d(x.flatten(0, 1), vae.quant_conv.weight[:, :, 0], vae.quant_conv.bias)
+    return unflatten(flat, 0, x.shape[:2])
 
 
 def encode_window(vae: Any, x: torch.Tensor, *, autocast: torch.dtype | None = None) -> torch.Tensor:
@@ -47,19 +49,19 @@ def encode_window(vae: Any, x: torch.Tensor, *, autocast: torch.dtype | None = N
         whole = x.shape[1] // clip
         parts = []
         if whole:
-            body = x[:, : whole * clip].unflatten(1, (whole, clip)).flatten(0, 1)
-            parts.append(encode_chunk(vae, body).unflatten(0, (x.shape[0], whole)).flatten(1, 2))
+            body = unflatten(x[:, : whole * clip], 1, (whole, clip)).flatten(0, 1)
+            parts.append(unflatten(encode_chunk(vae, body), 0, (x.shape[0], whole)).flatten(1, 2))
         if x.shape[1] % clip:
             parts.append(encode_chunk(vae, x[:, whole * clip :]))
     return torch.cat(parts, dim=1)
 
 
 def _pad(x: torch.Tensor, sides: tuple[int, int, int, int], mode: str) -> torch.Tensor:
-    return F.pad(x.flatten(0, 1), sides, mode=mode).unflatten(0, x.shape[:2])
+    return unflatten(F.pad(x.flatten(0, 1), sides, mode=mode), 0, x.shape[:2])
 
 
 def _norm(norm: Any, x: torch.Tensor) -> torch.Tensor:
-    return F.group_norm(x.flatten(0, 1), norm.num_groups, norm.weight, norm.bias, norm.eps).unflatten(0, x.shape[:2])
+    return unflatten(F.group_norm(x.flatten(0, 1), norm.num_groups, norm.weight, norm.bias, norm.eps), 0, x.shape[:2])
 
 
 def _resnet(block: Any, x: torch.Tensor) -> torch.Tensor:
@@ -82,4 +84,4 @@ def _conv(conv: Any, x: torch.Tensor) -> torch.Tensor:
         stacked = torch.cat([padded[:, tap : tap + last : step] for tap in range(taps)], dim=2)
         weight = conv.weight.transpose(1, 2).flatten(1, 2)
     out = F.conv2d(stacked.flatten(0, 1), weight, conv.bias, stride=conv.stride[1:])
-    return out.unflatten(0, stacked.shape[:2])
+    return unflatten(out, 0, stacked.shape[:2])

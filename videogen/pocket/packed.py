@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from diffusers.modular_pipelines.minimax_h3.before_denoise import MiniMaxH3PrepareLayoutStep, MiniMaxH3Ref2VAPrepareLayoutStep
 
+from videogen.pocket.shapes import unflatten
+
 TEXT, VIDEO, CONDITION, AUDIO = range(4)
 ANCHOR_T = 0.999  # timestep and cleanliness of condition rows
 
@@ -82,7 +84,7 @@ def block(
     mod = torch.matmul(hot.to(h.dtype), table.to(h.dtype))
     shift1, scale1, gate1, shift2, scale2, gate2 = mod.chunk(6, dim=-1)
     x = _rms(h, norm1) * (1.0 + scale1) + shift1
-    q, k, v = (F.linear(x, w.to(x.dtype)).unflatten(-1, (heads, -1)) for w in (to_q, to_k, to_v))
+    q, k, v = (unflatten(F.linear(x, w.to(x.dtype)), -1, (heads, -1)) for w in (to_q, to_k, to_v))
     q, k = _rope(_rms(q, norm_q), cos, sin), _rope(_rms(k, norm_k), cos, sin)
     o = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
     h = h + gate1 * F.linear(o.transpose(1, 2).flatten(2), to_out.to(h.dtype))

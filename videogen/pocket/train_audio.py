@@ -36,7 +36,7 @@ def audio_loss(vae: Any, x: torch.Tensor, *, polish: bool) -> torch.Tensor:
 
     Squared error comes first: absolute error turns any tone whose phase is not yet right into silence, and stays there.
     """
-    seen = vae.decode(vae.encode(x).latent_dist.mode()).sample
+    seen: torch.Tensor = vae.decode(vae.encode(x).latent_dist.mode()).sample
     loss = 30 * (seen - x).pow(2).mean()
     if not polish:
         return loss

@@ -17,12 +17,15 @@ from videogen.pocket import packed, sizes
 from videogen.pocket.build import save_model
 from videogen.pocket.cache import REFERENCE, ROWS_PER_FRAME, Bucket, Cache, Models
 from videogen.pocket.fast_vae import from_vae
+from videogen.pocket.shapes import parts, unflatten
 from videogen.pocket.train_vae import parser
 from videogen.pocket.training import Average, Log, adamw, load_state, optimise, rate_at, save_state, set_rate
 
 RATE = 1.2e-3
 SHORT, FULL = 39, 124  # frames
-ROW_BUDGET = 34_000  # packed rows a step: 36 short or 12 whole clips; steps, not samples, bring prompt control
+ROW_BUDGET = (
+    64_000  # packed rows a step; below about 60,000 an H200 waits for launches (20-25 steps a second at 34,000 and at 10,000 alike)
+)
 SHIFTS = (sizes.AUDIO_SHIFT, sizes.VIDEO_SHIFT)
 Judge = Callable[["Trainer", bool], dict[str, Any]]  # reads samples of the averaged weights; the second argument asks for short clips
 
@@ -163,10 +166,17 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         for held, saved in zip(self.average.mean, state["average"]):
             held.copy_(saved)
-        if "optimiser" in state:
-            self.optimiser.load_state_dict(state["optimiser"])
+        self.optimiser.load_state_dict(state["optimiser"])
         self.steps, self.seen = state["steps"], state["seen"]
         self.log(event="resumed", steps=self.steps, samples=self.seen)
+
+    def start_from(self, folder: Path) -> None:
+        """Take a folder's transformer as live and averaged weights; the optimiser starts afresh."""
+        state = MiniMaxH3Transformer3DModel.from_pretrained(folder / "transformer", torch_dtype=torch.float32).state_dict()
+        self.model.load_state_dict(state)
+        for held, live in zip(self.average.mean, self.average.live):
+            held.copy_(live.detach())
+        self.log(event="started from", folder=str(folder))
 
 
 @torch.no_grad()
@@ -176,12 +186,12 @@ def decode(models: Models, audio: torch.Tensor, video: torch.Tensor, num_frames:
     z = packed.unpatchify(video, shape)
     z = z * models.std[:, None, None, None] + models.mean[:, None, None, None]
     frames = []
-    for part in z.split(16):
+    for part in parts(z, 16):
         frames.append(from_vae(models.vae.decode(part).sample.permute(0, 2, 3, 4, 1)))
     mean, std = models.audio_scale
-    heard = audio.unflatten(1, (2, -1)).flatten(0, 1) * std + mean
-    samples = torch.cat([models.audio.decode(part.transpose(1, 2)).sample[:, 0] for part in heard.split(64)])
-    return torch.cat(frames), samples.unflatten(0, (-1, 2))
+    heard = unflatten(audio, 1, (2, -1)).flatten(0, 1) * std + mean
+    samples = torch.cat([models.audio.decode(part.transpose(1, 2)).sample[:, 0] for part in parts(heard, 64)])
+    return torch.cat(frames), unflatten(samples, 0, (-1, 2))
 
 
 def train(args: argparse.Namespace, judge: Judge | None = None) -> Trainer:
@@ -203,6 +213,8 @@ def train(args: argparse.Namespace, judge: Judge | None = None) -> Trainer:
     )
     log(event="cached", clips=len(cache.scenes), requests=sum(len(b.clip) for b in cache.buckets), buckets=len(cache.buckets))
     trainer = Trainer(models, cache, log, compiled=device.type == "cuda", budget=4000 if args.smoke else ROW_BUDGET)
+    if args.start_from is not None:
+        trainer.start_from(args.start_from)
     if args.resume:
         trainer.resume(args.out)
     start = log.seconds()
@@ -210,7 +222,7 @@ def train(args: argparse.Namespace, judge: Judge | None = None) -> Trainer:
     turn = start + (total - start) * args.short
 
     def rate_of(now: float) -> float:
-        return args.rate * rate_at((now - start) / max(total - start, 1e-6), hold=args.hold)
+        return float(args.rate) * rate_at((now - start) / max(total - start, 1e-6), hold=args.hold)
 
     moments = [start + (total - start) * share for share in args.checks]
     trainer.run(SHORT, turn, rate_of, [m for m in moments if m < turn], judge, args.out)
@@ -242,6 +254,7 @@ def options() -> argparse.ArgumentParser:
     p.add_argument("--short", type=float, default=0.45, help="share of the time spent on 39-frame clips")
     p.add_argument("--clip-frames", type=int, default=FULL, choices=(SHORT, FULL), help="encode only this much of every clip")
     p.add_argument("--after", type=Path, help="wait for this file before loading the audio VAE")
+    p.add_argument("--start-from", type=Path, help="folder whose transformer to go on training, without its optimiser state")
     p.add_argument("--rate", type=float, default=RATE)
     p.add_argument("--hold", type=float, default=0.4, help="share of the time after which the learning rate falls")
     p.add_argument("--deadline", type=float, default=0.0, help="end by this moment (seconds since 1970)")

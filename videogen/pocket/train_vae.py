@@ -24,7 +24,7 @@ CANVASES = ((96, 160, 16, 0.7), (96, 96, 8, 0.15), (128, 224, 8, 0.15))  # heigh
 
 def decode_latents(vae: Any, z: torch.Tensor) -> torch.Tensor:
     """One stage of the stock decode: latents (B, C, T, h, w) with T = 1 or 7 to frames (B, F, H, W, 3) in VAE space."""
-    out = vae.decoder(vae.post_quant_conv(z)).permute(0, 2, 3, 4, 1)
+    out: torch.Tensor = vae.decoder(vae.post_quant_conv(z)).permute(0, 2, 3, 4, 1)
     if z.shape[2] == 1:
         return out[:, 3:4]
     return torch.cat([out[:, 3:20], out[:, 23:28]], dim=1)

@@ -110,7 +110,7 @@ def captured(step: Callable[[], torch.Tensor], device: torch.device, *, warm: in
     """The step as one CUDA graph (these nets are launch-bound: 3-10 times the steps a second); on a CPU the step itself."""
     if device.type != "cuda":
         return step
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(warm):

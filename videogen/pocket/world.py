@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 import torch
 
 from videogen.pocket.captions import BACKGROUNDS, COLOURS, MOTIONS, PANS, SHAPES, SILENT, Scene
+from videogen.pocket.shapes import distinct
 
 FPS = 24
 FRAMES = 124
@@ -166,8 +167,8 @@ def render(layout: Layout, times: torch.Tensor, height: int, width: int) -> tupl
 
 def shape_distance(shape: torch.Tensor, dx: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
     """Signed distance in radii to each clip's shape, negative inside; (B, T, H, W)."""
-    out = torch.zeros(torch.broadcast_shapes(dx.shape, dy.shape), device=dx.device)
-    for index in shape.unique().tolist():  # batches sorted by shape pay for one
+    out = torch.zeros_like(dx + dy)
+    for index in distinct(shape):  # batches sorted by shape pay for one
         value = _distance_to(index, dx, dy)
         out = torch.where((shape == index)[:, None, None, None], value, out)
     return out
@@ -190,7 +191,7 @@ def _distance_to(index: int, dx: torch.Tensor, dy: torch.Tensor) -> torch.Tensor
 def _pattern(bits: torch.Tensor, dx: torch.Tensor, dy: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """How much of the second colour each pixel of the badge shows, edges one pixel soft; (B, T, H, W)."""
     cell = 2 * SQUARE / BADGE_CELLS
-    out = torch.zeros(torch.broadcast_shapes(dx.shape, dy.shape), device=dx.device)
+    out = torch.zeros_like(dx + dy)
     edges = [-SQUARE + cell * k for k in range(BADGE_CELLS + 1)]
     edges[0], edges[-1] = -9.0, 9.0
 
