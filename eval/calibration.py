@@ -12,7 +12,6 @@ from eval.cache_loss import Tolerances, loss, loss_parts
 from eval.metrics.pair import Clip, Pair
 from eval.quality_cases import Case
 from eval.quality_trials import as_clip
-from videogen.certificates import fingerprint
 from videogen.config import Recipe, StepCache
 from videogen.errors import bad
 from videogen.identity import hash_settings
@@ -121,9 +120,7 @@ def certify(pipeline: Pipeline, cases: Sequence[Case], goal: Goal, verdict: Verd
     prints = set()
     for case in cases:
         resolved = pipeline.family.resolve(case.request, pipeline.recipe)
-        pipe = pipeline.load(resolved.workflow)
-        dtype = str(pipeline.dtype).removeprefix("torch.")
-        prints.add(fingerprint(pipe, resolved, weights=pipeline.source.identity, dtype=dtype, device=pipeline.device.type))
+        prints.add(pipeline.stratum(resolved))
     if len(prints) != 1:
         raise bad("calibration clips", f"{len(prints)} strata", "one workflow, canvas, length and number of steps", "calibrate each apart")
     options = StepCache(lam=verdict.lam)

@@ -187,9 +187,7 @@ def main() -> None:
         (args.out / "gate-vae.json").write_text(json.dumps(facts))
         log.info("%s", json.dumps({"gate": "vae", **facts}))
         if facts["all"] < 0.9:
-            raise VideogenError(
-                say("reconstruction gate", f"{facts['all']:.3f}", "at least 0.9", "train the VAEs longer before the transformer")
-            )
+            raise VideogenError(say("reconstruction gate", f"{facts['all']:.3f}", "at least 0.9", "train the VAEs longer first"))
         return
     if args.what == "train":
         trainer = train(args, quick_judge(args.number, 12))

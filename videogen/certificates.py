@@ -1,12 +1,11 @@
 """Which certificate covers a request: the fingerprint of its stratum, and certificate files on disk."""
 
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-import caches.drift
-import caches.policy
-import caches.step_hook
 from caches.certificate import Certificate, Fingerprint, read_certificate
+from videogen.config import StepCache
 from videogen.errors import RequestError, bad
 from videogen.families.base import Resolved
 from videogen.identity import hash_text
@@ -14,24 +13,49 @@ from videogen.identity import hash_text
 
 def cache_code() -> str:
     """The identity of the code that decides and predicts: another version may reuse other steps."""
-    sources = (Path(str(module.__file__)).read_text(encoding="utf-8") for module in (caches.policy, caches.drift, caches.step_hook))
-    return hash_text("\n".join(sources))
+    found = [find_spec(f"caches.{name}") for name in ("policy", "drift", "step_hook")]  # not imported: planning needs no torch
+    return hash_text("\n".join(Path(str(spec.origin)).read_text(encoding="utf-8") for spec in found if spec))
 
 
-def fingerprint(pipe: Any, resolved: Resolved, *, weights: str, dtype: str, device: str) -> Fingerprint:
-    """The stratum a request belongs to, on this pipeline. Prompt, seed and pictures vary within a stratum."""
+def fingerprint(resolved: Resolved, shifts: tuple[float, float], *, weights: str, dtype: str, device: str) -> Fingerprint:
+    """The stratum a request belongs to; `shifts` of video and audio. Prompt, seed and pictures vary within a stratum."""
     return Fingerprint(
         weights=weights,
         adapters="",
         workflow=resolved.workflow,
         canvas=f"{resolved.width}x{resolved.height}x{resolved.frames}",
         steps=resolved.steps,
-        shifts=f"{pipe.scheduler.shift:g}/{pipe.audio_scheduler.shift:g}",
+        shifts=f"{shifts[0]:g}/{shifts[1]:g}",
         dtype=dtype,
         device=device,
         parallel="1",
         code=cache_code(),
     )
+
+
+def certified(options: StepCache, stratum: Fingerprint) -> tuple[StepCache, str]:
+    """The step cache a request may use, and a note for the screen and the sidecar.
+
+    A certificate that covers the stratum gives its lambda. One that does not gives lambda 0, or a RequestError that
+    names every difference, as `on_mismatch` says. Without a certificate the options stay as they are.
+    """
+    certificate = options.certificate
+    if certificate is None:
+        return options, ""
+    differences = certificate.fingerprint.differences(stratum)
+    if not differences:
+        covered = replace(
+            options,
+            lam=certificate.lam,
+            max_streak=certificate.max_streak,
+            video_order=certificate.video_order,
+            audio_order=certificate.audio_order,
+        )
+        return covered, certificate.promise
+    told = "; ".join(differences)
+    if options.on_mismatch == "compute":
+        return StepCache(), f"computed in full: the certificate is for another stratum ({told})"
+    raise bad("certificate", told, "the stratum it was calibrated for", "calibrate this one, or pass --cache-mismatch=compute")
 
 
 def open_certificate(path: Path) -> Certificate:

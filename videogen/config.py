@@ -9,6 +9,7 @@ from typing import Any
 
 from PIL import Image
 
+from caches.certificate import Certificate
 from videogen.errors import bad
 
 Media = str | Path | Image.Image
@@ -84,14 +85,21 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class StepCache:
-    """The step cache of a recipe. lam is the largest drift reused over, 0 is off; orders are 0 (copy) or 1 (extrapolate)."""
+    """The step cache of a recipe. lam is the largest drift reused over, 0 is off; orders are 0 (copy) or 1 (extrapolate).
+
+    A certificate sets all of them for the requests of its stratum; for others `on_mismatch` is `refuse` or `compute`.
+    """
 
     lam: float = 0.0
     max_streak: int = 3
     video_order: int = 1
     audio_order: int = 1
+    certificate: Certificate | None = None
+    on_mismatch: str = "refuse"
 
     def __post_init__(self) -> None:
+        if self.on_mismatch not in ("refuse", "compute"):
+            raise bad("cache mismatch", self.on_mismatch, "refuse or compute", "change --cache-mismatch")
         if isinstance(self.lam, bool) or not isinstance(self.lam, int | float) or not (math.isfinite(self.lam) and self.lam >= 0):
             raise bad("cache lambda", self.lam, "a finite number of at least 0", "use 0 to switch the cache off")
         _check_whole("cache max_streak", self.max_streak, 1, MAX_STEPS)

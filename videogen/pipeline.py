@@ -12,7 +12,9 @@ import numpy as np
 import torch
 import transformers
 
+from caches.certificate import Fingerprint
 from videogen import __version__
+from videogen.certificates import certified, fingerprint
 from videogen.config import Recipe, Request, as_plain, read_environment
 from videogen.errors import bad
 from videogen.families.base import Resolved
@@ -74,16 +76,29 @@ class Pipeline:
         """
         resolved = request if isinstance(request, Resolved) else self.family.resolve(request, self.recipe)
         used_seed = next(s for s in (resolved.seed, seed, draw_seed()) if s is not None)
+        cache, note = certified(self.recipe.cache, self.stratum(resolved))
         started, clock = _now(), PhaseClock(on_event, stop or StopFlag())
         clock.enter("load")
         pipe = self.load(resolved.workflow)
-        raw = run(pipe, resolved, used_seed, clock, self.recipe.cache)
+        raw = run(pipe, resolved, used_seed, clock, cache)
         if raw.cache.warning:
             logger.warning("%s", raw.cache.warning)
         frames = to_uint8(raw.frames)
         record = self._record(resolved, used_seed, raw, clock.stages_s) | {"started": started, "finished": _now()}
+        record["cache"] |= {"certificate": cache.certificate.promise if cache.certificate and cache.lam else None, "note": note}
         record["output"] = {"frames_sha256": hash_bytes(frames.tobytes()), "audio_sha256": hash_bytes(raw.audio.tobytes())}
         return Result(frames, np.clip(raw.audio, -1.0, 1.0), raw.sampling_rate, resolved.fps, record)
+
+    def stratum(self, resolved: Resolved) -> Fingerprint:
+        """What a certificate must have been calibrated for to cover this request here."""
+        geometry = self.family.geometry
+        return fingerprint(
+            resolved,
+            (geometry.video_shift, geometry.audio_shift),
+            weights=self.source.identity,
+            dtype=str(self.dtype).removeprefix("torch."),
+            device=self.device.type,
+        )
 
     def _record(self, resolved: Resolved, seed: int, raw: RawClip, stages_s: dict[str, float]) -> dict[str, Any]:
         settled = {k: v for k, v in as_plain(resolved).items() if k not in ("inputs", "notes")}
@@ -98,7 +113,7 @@ class Pipeline:
             "recipe": as_plain(self.recipe),
             "sigmas": raw.sigmas,
             "forwards": len(raw.sigmas["video"]) - 1,
-            "cache": raw.cache.record() | {"certificate": None},
+            "cache": raw.cache.record(),
             "stages_s": {name: round(seconds, 3) for name, seconds in stages_s.items()},
             "peak_memory_mb": peak_memory_mb(self.device),
             "software": software(),

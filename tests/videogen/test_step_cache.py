@@ -34,7 +34,7 @@ def cached(pipeline: Pipeline, **options: Any) -> Pipeline:
 
 def request(workflow: str, picture: Path, **more: Any) -> Request:
     media = {"t2va": {}, "fl2va": {"image": picture}, "ref2va": {"references": (picture,)}}[workflow]
-    return Request(PROMPT, seed=3, **(TINY | {"steps": STEPS} | media | more))
+    return Request(PROMPT, **({"seed": 3} | TINY | {"steps": STEPS} | media | more))
 
 
 def same(a: Result, b: Result) -> bool:
@@ -63,17 +63,10 @@ def test_off_and_never_reusing_are_bit_identical(workflow: str, pipeline: Pipeli
 def test_reusing_stays_near_the_uncached_clip(workflow: str, canvas: tuple[int, int, int], pipeline: Pipeline, picture: Path) -> None:
     wanted = request(workflow, picture, size=canvas[:2], frames=canvas[2])
     uncached, other_seed = pipeline.render(wanted), pipeline.render(replace(wanted, seed=9))
-    result = cached(pipeline, lam=100.0).render(wanted)
+    result = cached(pipeline, lam=100.0, max_streak=1).render(wanted)
     record = result.record["cache"]
-    assert record["reused"] == 9 and record["computed"] == STEPS - 9
+    assert record["reused"] == 6 and record["computed"] == STEPS - 6
     assert 0 < distance(result, uncached) < 0.5 * distance(other_seed, uncached)
-
-
-def test_order_1_is_nearer_than_order_0(pipeline: Pipeline, picture: Path) -> None:
-    wanted = pipeline.render(request("t2va", picture))
-    line = cached(pipeline, lam=100.0).render(request("t2va", picture))
-    copy = cached(pipeline, lam=100.0, video_order=0, audio_order=0).render(request("t2va", picture))
-    assert distance(line, wanted) < distance(copy, wanted)
 
 
 def test_requests_of_other_shapes_and_a_cancel_leave_no_state(pipeline: Pipeline, picture: Path) -> None:

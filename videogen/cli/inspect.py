@@ -8,7 +8,6 @@ from typing import Any
 from videogen.config import Environment
 from videogen.errors import bad
 from videogen.media import read_comment
-from videogen.recipes import UNCERTIFIED
 
 _JOB_KEYS = ("prompt", "frames", "steps", "seed", "recipe")
 
@@ -47,7 +46,7 @@ def as_job(record: dict[str, Any]) -> dict[str, Any]:
     """A job line that asks for the same clip. Pictures are named as they were; their folder is not stored."""
     resolved = record["resolved"]
     job = {key: resolved[key] for key in _JOB_KEYS} | {"size": f"{resolved['width']}x{resolved['height']}"}
-    job["recipe"] = resolved["recipe"].removesuffix(UNCERTIFIED)
+    job["recipe"] = resolved["recipe"].partition("+")[0]
     if record["cache"]["lambda"]:
         job["cache_lambda"] = record["cache"]["lambda"]
     for item in record.get("inputs", []):

@@ -48,6 +48,13 @@ def add_request_options(parser: argparse.ArgumentParser, environment: Environmen
         metavar="F",
         help="uncertified step cache: reuse steps while the drift is at most F (0 is off); quality is not promised",
     )
+    how.add_argument("--certificate", metavar="FILE", help="step cache as far as this file of `videogen calibrate` allows")
+    how.add_argument(
+        "--cache-mismatch",
+        choices=("refuse", "compute"),
+        default="refuse",
+        help="when the certificate is for other requests than this one: stop (default), or compute every step",
+    )
     how.add_argument("--dtype", choices=DTYPES, help="number format (default: the recipe's)")
     how.add_argument("--device", choices=DEVICES, default="auto")
     out = parser.add_argument_group("where to")

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from videogen.certificates import open_certificate
 from videogen.cli.options import read_raw_jobs
-from videogen.config import MAX_SEED, Recipe, read_environment
+from videogen.config import MAX_SEED, Recipe, StepCache, read_environment
 from videogen.errors import bad
 from videogen.families.h3 import H3Family
 from videogen.identity import hash_settings
@@ -39,6 +40,9 @@ def read_wanted(args: argparse.Namespace) -> Wanted:
     """
     recipe = find_recipe(args.recipe)
     recipe = replace(recipe, dtype=args.dtype) if args.dtype else recipe
+    if args.certificate:
+        cache = StepCache(certificate=open_certificate(Path(args.certificate).expanduser()), on_mismatch=args.cache_mismatch)
+        recipe = replace(recipe, name=f"{recipe.name}+certified", cache=cache)
     check_template(args.name)
     encoding = Encoding(crf=args.crf, lossless=args.lossless, save_frames=args.save_frames)
     raws = read_raw_jobs(args)

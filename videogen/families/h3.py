@@ -19,6 +19,7 @@ AUDIO_LATENTS_PER_SECOND = 40
 MIN_SECONDS, MAX_SECONDS = 5.0, 15.0
 DEFAULT_FRAMES = 124
 DEFAULT_STEPS = 49
+DEFAULT_SHIFT = 12.0  # of diffusers' MiniMaxH3Scheduler
 MAX_IMAGES = 9
 MIN_ASPECT, MAX_ASPECT = 1 / 4, 4.0
 
@@ -39,6 +40,8 @@ class H3Geometry:
     ffn_dim: int
     attention_dim: int
     default_steps: int
+    video_shift: float
+    audio_shift: float
 
     @property
     def max_frames(self) -> int:
@@ -78,6 +81,8 @@ def read_geometry(folder: Path, card: dict[str, Any]) -> H3Geometry:
         ffn_dim=int(dit["ffn_dim"]),
         attention_dim=int(dit["num_attention_heads"]) * int(dit["attention_head_dim"]),
         default_steps=int(card.get("default_steps", DEFAULT_STEPS)),
+        video_shift=float(_read_json(folder / "scheduler", "scheduler_config.json").get("shift", DEFAULT_SHIFT)),
+        audio_shift=float(_read_json(folder / "audio_scheduler", "scheduler_config.json").get("shift", DEFAULT_SHIFT)),
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from videogen.config import Recipe
+from videogen.config import Recipe, as_plain
 from videogen.errors import CancelledRender, EnvironmentFault, say
 from videogen.families.base import Resolved
 from videogen.identity import canonical_json, hash_file
@@ -97,7 +97,7 @@ def run_clips(
     nothing more can be rendered or written; what was finished stays.
     """
     summary = Summary()
-    opened: dict[Recipe, Renderer] = {}
+    opened: dict[str, Renderer] = {}
     for number, clip in enumerate(clips, 1):
         if stop.wanted:
             summary.is_stopped = True
@@ -107,10 +107,10 @@ def run_clips(
             screen.end(clip, "skipped", 0.0, str(journal.folder / f"{clip.name}.mp4"))
             summary.rows.append(_row(clip, "skipped", journal.folder))
             continue
-        recipe = clip.draft.recipe
-        if recipe not in opened:
-            opened[recipe] = open_renderer(recipe)
-        if not _run_one(clip, opened[recipe], journal, encoding, screen, stop, summary):
+        key = canonical_json(as_plain(clip.draft.recipe))
+        if key not in opened:
+            opened[key] = open_renderer(clip.draft.recipe)
+        if not _run_one(clip, opened[key], journal, encoding, screen, stop, summary):
             break
     return summary
 

@@ -26,6 +26,8 @@ RELEASED = H3Geometry(
     ffn_dim=13824,
     attention_dim=5120,
     default_steps=49,
+    video_shift=12.0,
+    audio_shift=3.0,
 )
 
 
