@@ -14,7 +14,7 @@ from videogen.pocket import captions, data, sizes, world
 from videogen.pocket.cache import Asked, Cache, Models
 from videogen.pocket.shapes import parts, unflatten
 from videogen.pocket.train_audio import log_spectral_distance, sound_pool
-from videogen.pocket.train_transformer import FULL, SHORT, Trainer, options, train
+from videogen.pocket.train_transformer import FULL, SHORT, Trainer, export, options, train
 from videogen.pocket.train_vae import reconstruct
 
 FORWARDS = (49, 29, 19, 12, 8, 4)
@@ -191,6 +191,7 @@ def main() -> None:
         return
     if args.what == "train":
         trainer = train(args, quick_judge(args.number, 12))
+        export(trainer, args.out)
     else:
         args.seconds, args.resume, args.clips = 0.0, True, 40
         trainer = train(args)

@@ -39,7 +39,7 @@ class ModelSource:
             return "random weights: the clip is noise, good for timing only"
         if self.card and not self.card.get("trained", True):
             return "untrained weights: the clip does not follow the prompt yet"
-        return ""
+        return str(self.card.get("note", ""))
 
     def record(self) -> dict[str, Any]:
         """The sidecar's `model` entry."""

@@ -36,7 +36,6 @@ def run(args: argparse.Namespace) -> int:
     facts = {
         "model": source.name,
         "label": source.label,
-        "note": source.card.get("note", ""),
         "identity": source.identity,
         "workflows": ["t2va", "fl2va", "ref2va"],
         "canvas": "x".join(map(str, canvas_for_aspect(16, 9, g))),
