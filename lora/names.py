@@ -1,0 +1,77 @@
+"""The naming rules: what each producer calls the model's modules. Derived from the model's own names; reads no file."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lora.target import Target
+
+_RENAMES = (  # diffusers' module path -> the original checkpoint's, whole or as a part
+    (re.compile(r"^transformer_blocks\."), "blocks."),
+    (re.compile(r"^token_refiner\.refiner_blocks\."), "token_refiner.blocks."),
+    (re.compile(r"\.attn\.to_out\.0$"), ".attn.out_proj"),
+    (re.compile(r"\.attn\.norm_([qk])$"), r".attn.\1_norm"),
+    (re.compile(r"\.ff\.net\.0\.proj$"), ".mlp.fc1"),
+    (re.compile(r"\.ff\.net\.2$"), ".mlp.fc2"),
+    (re.compile(r"^proj_in$"), "video_patch_proj"),
+    (re.compile(r"^audio_proj_in$"), "audio_patch_proj"),
+    (re.compile(r"^context_embedder$"), "condition_proj"),
+    (re.compile(r"^time_embedder\.linear_1$"), "time_embedder.proj_in"),
+    (re.compile(r"^time_embedder\.linear_2$"), "time_embedder.proj_out"),
+    (re.compile(r"^norm_out\.linear$"), "final_layer.adaln_proj.linear"),
+    (re.compile(r"^norm_out\.norm$"), "final_layer.norm"),
+    (re.compile(r"^proj_out$"), "final_layer.video_out"),
+    (re.compile(r"^audio_proj_out$"), "final_layer.audio_out"),
+)
+_SPLIT = re.compile(r"\.to_[qkv]$")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a matrix goes: one module, or q, k and v of one attention. `gate_first` is set for SwiGLU, by its name's habit."""
+
+    modules: tuple[str, ...]
+    gate_first: bool | None = None
+
+    @property
+    def is_qkv(self) -> bool:
+        """Whether it is fused over q, k and v."""
+        return len(self.modules) == 3
+
+
+def is_swiglu(module: str, target: Target) -> bool:
+    """Whether a module holds both halves of a SwiGLU: diffusers' name, and twice the width of what follows."""
+    if not module.endswith(".ff.net.0.proj"):
+        return False
+    after = target.shapes.get(f"{module.removesuffix('0.proj')}2.weight")
+    return after is not None and target.rows(module) == 2 * after[1]
+
+
+def original_name(module: str) -> str:
+    """A module's name in the original checkpoint, q, k and v still apart."""
+    for pattern, replacement in _RENAMES:
+        module = pattern.sub(replacement, module)
+    return module
+
+
+def rules_for(target: Target) -> dict[str, dict[str, Place]]:
+    """Rule -> (name of a module, prefixes taken off -> its place)."""
+    modules = sorted({name.rpartition(".")[0] for name in target.shapes})
+    swiglu = {module: is_swiglu(module, target) for module in modules}
+    diffusers = {module: Place((module,), False if swiglu[module] else None) for module in modules}
+    apart = {original_name(module): Place((module,), True if swiglu[module] else None) for module in modules}
+    apart |= {name.replace(".attn.out_proj", ".attn.to_out.0"): place for name, place in apart.items()}
+    original = {name: place for name, place in apart.items() if not _SPLIT.search(name)} | _fused(modules)
+    dotted = {"diffusers names": diffusers, "original names": original, "original names with split q/k/v": apart}
+    return dotted | {f"flat {name}": _flat(rule) for name, rule in dotted.items()}
+
+
+def _fused(modules: list[str]) -> dict[str, Place]:
+    owners = [module.removesuffix(".to_q") for module in modules if module.endswith(".to_q")]
+    places = {owner: tuple(f"{owner}.to_{letter}" for letter in "qkv") for owner in owners}
+    whole = {owner: names for owner, names in places.items() if set(names) <= set(modules)}
+    return {f"{original_name(owner)}.qkv_proj": Place(names) for owner, names in whole.items()}
+
+
+def _flat(rule: Mapping[str, Place]) -> dict[str, Place]:
+    return {name.replace(".", "_"): place for name, place in rule.items()}
