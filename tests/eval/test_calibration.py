@@ -45,7 +45,7 @@ def test_identical_clips_lose_nothing_and_each_damage_its_own_part(good: Clip) -
 
 
 def calibrate(model: Path, output: Path, *more: str) -> int:
-    shape = ["--size", "96x64", "--frames", "22", "--steps", "8", "--model", str(model)]
+    shape = ["--size", "96x64", "--frames", "22", "--steps", "7", "--model", str(model)]
     return main(["calibrate", *shape, "--clips", "3", "--alpha", "0.6", "--delta", "0.1", "-o", str(output), *more])
 
 
@@ -58,7 +58,7 @@ def test_a_certificate_is_written_and_a_rerun_measures_nothing_twice(
     told = capsys.readouterr().out
     certificate = read_certificate(output.read_text(), "c.json")
     assert certificate.lam == 50 and certificate.n == 3 and certificate.violations == 0 and "with confidence 0.9" in told
-    assert certificate.fingerprint.canvas == "96x64x22" and certificate.fingerprint.steps == 8
+    assert certificate.fingerprint.canvas == "96x64x22" and certificate.fingerprint.steps == 7
     losses = output.with_suffix(".losses.jsonl")
     before = losses.read_text()
     assert calibrate(short_model, output, "--lambdas", "5,50", *wide) == 2

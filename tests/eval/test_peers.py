@@ -7,7 +7,7 @@ from eval.peers import compare, counting, methods
 from eval.quality_cases import Shape, fixed_cases
 from videogen.pipeline import Pipeline
 
-STEPS = 12
+STEPS = 8
 
 
 @pytest.fixture(scope="module")
