@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from caches.drift import Agree, alone, relative_change
-from caches.policy import Action, Budget, Decision, History, Step, decide, must_compute
+from caches.policy import Action, Budget, Decision, History, Step, decide
 from caches.trace import Trace
 
 _SHARDED = ("FSDPModule", "FullyShardedDataParallel")
@@ -63,7 +63,7 @@ class _State:
 
     def _drift(self, now: dict[str, torch.Tensor]) -> dict[str, float]:
         """Asked of every rank whenever a reference exists, so that no rank waits for another."""
-        if not self.probe or must_compute(self.budget, self.history, Step(self.index, self.total)) == "off":
+        if not self.probe:
             return {}
         if any(self.probe[name].shape != tensor.shape for name, tensor in now.items()):
             return dict.fromkeys(now, math.nan)

@@ -20,7 +20,8 @@ from eval.throughput import Arm, ClipRow, Cold, Finish, Made, measure, speed_up,
 from eval.timing import Clock, WallClock, synchronizer
 from videogen.config import Recipe, Request, as_plain
 from videogen.errors import EnvironmentFault, say
-from videogen.media import Encoding, write_clip
+from videogen.jobs.run import write_result
+from videogen.media import Encoding
 from videogen.pipeline import Pipeline, open_pipeline, peak_memory_mb
 
 SCHEMA = "videogen.bench/1"
@@ -70,15 +71,7 @@ def make_arm(pipeline: Pipeline, workload: Workload, folder: Path) -> Arm:
         def finish() -> Made:
             began = WallClock().now()
             path = folder / f"{pipeline.recipe.name}-{pair}.mp4"
-            info = write_clip(
-                path,
-                result.frames,
-                result.audio,
-                fps=result.fps,
-                sampling_rate=result.sampling_rate,
-                encoding=Encoding(),
-                comment="",
-            )
+            info = write_result(path, result, Encoding(), "")
             path.unlink()
             stages = result.record["stages_s"] | {"encode": WallClock().now() - began}
             broken = broken_because(result, frames=workload.frames, size=workload.size)

@@ -26,6 +26,7 @@ from eval.quality_cases import Case, Shape, fixed_cases
 from eval.quality_trials import as_clip
 from eval.stats import bootstrap_mean
 from videogen.config import Recipe, StepCache
+from videogen.families.h3_pipeline import LOOP, transformer_of
 from videogen.jobs.plan import parse_size
 from videogen.jobs.run import write_json
 from videogen.pipeline import Pipeline, open_pipeline
@@ -33,7 +34,6 @@ from videogen.pipeline import Pipeline, open_pipeline
 logger = logging.getLogger(__name__)
 
 SCHEMA = "videogen.peers/1"
-_LOOP = "denoise.denoise"
 Scope = Callable[[Pipeline, str, float], AbstractContextManager[Pipeline]]
 
 
@@ -54,17 +54,12 @@ def _register() -> None:
     )
 
 
-def _transformer(pipeline: Pipeline, workflow: str) -> Any:
-    loop = pipeline.load(workflow)._blocks.sub_blocks[_LOOP]
-    return getattr(pipeline.load(workflow), loop.sub_blocks["denoiser"].transformer_name)
-
-
 @contextmanager
 def diffusers_cache(pipeline: Pipeline, workflow: str, config: Any) -> Iterator[Pipeline]:
     """One of diffusers' caches around the requests rendered inside; put in fresh, taken out in any case."""
     _register()
-    blocks = pipeline.load(workflow)._blocks.sub_blocks[_LOOP].sub_blocks
-    transformer, stock = _transformer(pipeline, workflow), blocks["denoiser"]
+    blocks = pipeline.load(workflow)._blocks.sub_blocks[LOOP].sub_blocks
+    transformer, stock = transformer_of(pipeline.load(workflow)), blocks["denoiser"]
     blocks["denoiser"] = _ContextDenoiser(transformer_name=stock.transformer_name)
     try:
         transformer.enable_cache(config)
@@ -116,7 +111,7 @@ class MagCache:
 
 def magnitude_ratios(pipeline: Pipeline, workflow: str, case: Case) -> list[float]:
     """Mean norm of the stack's residual over that of the step before, per step (MagCache, arXiv 2506.09045)."""
-    blocks = _transformer(pipeline, workflow).transformer_blocks
+    blocks = transformer_of(pipeline.load(workflow)).transformer_blocks
     norms: list[torch.Tensor] = []
     entered: list[torch.Tensor] = []
     handles = [
@@ -139,7 +134,7 @@ def counting(pipeline: Pipeline, workflow: str) -> Iterator[list[int]]:
     def hit(*_: Any) -> None:
         count[0] += 1
 
-    handle = _transformer(pipeline, workflow).transformer_blocks[-1].attn.to_q.register_forward_pre_hook(hit)
+    handle = transformer_of(pipeline.load(workflow)).transformer_blocks[-1].attn.to_q.register_forward_pre_hook(hit)
     try:
         yield count
     finally:

@@ -2,13 +2,13 @@
 
 import json
 import logging
-import math
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from eval import oracle, prompts
+from eval.stats import wilson
 from videogen.errors import VideogenError, say
 from videogen.pocket import captions, data, sizes, world
 from videogen.pocket.cache import Asked, Cache, Models
@@ -19,13 +19,6 @@ from videogen.pocket.train_vae import reconstruct
 
 FORWARDS = (49, 29, 19, 12, 8, 4)
 log = logging.getLogger(__name__)
-
-
-def wilson(good: int, number: int) -> tuple[float, float]:
-    """The 95 % Wilson interval of a share."""
-    z, p = 1.96, good / number
-    centre, reach = p + z * z / (2 * number), z * math.sqrt(p * (1 - p) / number + z * z / (4 * number**2))
-    return (centre - reach) / (1 + z * z / number), (centre + reach) / (1 + z * z / number)
 
 
 @torch.no_grad()
@@ -163,8 +156,8 @@ def _one(
         if key.endswith("_db"):
             row[key] = round(value, 2)
         else:
-            low, high = wilson(int(value), bench.number)
-            row[key] = [round(value / bench.number, 4), round(low, 4), round(high, 4)]
+            found = wilson(int(value), bench.number)
+            row[key] = [round(bound, 4) for bound in (found.value, found.low, found.high) if bound is not None]
     if best is not None:
         row["psnr_to_49_db"] = round(float(oracle.psnr(clips[:64].float() / 255, best[:64].float() / 255).mean()), 2)
     facts[name] = {"n": bench.number, **row}

@@ -14,8 +14,8 @@ from eval.quality_cases import Case, other_seed
 from videogen.config import Request
 from videogen.errors import EnvironmentFault, VideogenError, say
 from videogen.identity import canonical_json
-from videogen.jobs.run import CLIP_ERRORS, write_json
-from videogen.media import Encoding, encode_files, write_clip
+from videogen.jobs.run import CLIP_ERRORS, write_json, write_result
+from videogen.media import Encoding, encode_files
 from videogen.pocket.captions import Scene
 from videogen.pocket.world import Layout
 from videogen.result import Result
@@ -132,15 +132,7 @@ class Bench:
         """Write the clip as a run folder would, so that two arms stored losslessly can be evaluated again."""
         clip = as_clip(result, f"{case.name} ({arm})")
         path = self.folder / arm / f"{case.name}.mp4"
-        write_clip(
-            path,
-            result.frames,
-            result.audio,
-            fps=result.fps,
-            sampling_rate=result.sampling_rate,
-            encoding=self.encoding,
-            comment=canonical_json(result.record),
-        )
+        write_result(path, result, self.encoding, canonical_json(result.record))
         files = {"file": path.name, "companions": [file.name for file in encode_files(path, self.encoding)[1:]]}
         record = result.record | {"output": result.record["output"] | files | {"sampling_rate": result.sampling_rate}}
         write_json(path.with_suffix(".json"), record)

@@ -1,6 +1,7 @@
 """Which certificate covers a request: the fingerprint of its stratum, and certificate files on disk."""
 
 from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from videogen.families.base import Resolved
 from videogen.identity import hash_text
 
 
+@cache
 def cache_code() -> str:
     """The identity of the code that decides and predicts: another version may reuse other steps."""
     found = [find_spec(f"caches.{name}") for name in ("policy", "drift", "step_hook")]  # not imported: planning needs no torch
@@ -34,7 +36,7 @@ def fingerprint(resolved: Resolved, shifts: tuple[float, float], *, weights: str
 
 
 def certified(options: StepCache, stratum: Fingerprint) -> tuple[StepCache, str]:
-    """The step cache a request may use, and a note for the screen and the sidecar.
+    """The step cache a request may use, and a note when its certificate did not cover it.
 
     A certificate that covers the stratum gives its lambda. One that does not gives lambda 0, or a RequestError that
     names every difference, as `on_mismatch` says. Without a certificate the options stay as they are.
@@ -51,7 +53,7 @@ def certified(options: StepCache, stratum: Fingerprint) -> tuple[StepCache, str]
             video_order=certificate.video_order,
             audio_order=certificate.audio_order,
         )
-        return covered, certificate.promise
+        return covered, ""
     told = "; ".join(differences)
     if options.on_mismatch == "compute":
         return StepCache(), f"computed in full: the certificate is for another stratum ({told})"

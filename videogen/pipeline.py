@@ -77,6 +77,8 @@ class Pipeline:
         resolved = request if isinstance(request, Resolved) else self.family.resolve(request, self.recipe)
         used_seed = next(s for s in (resolved.seed, seed, draw_seed()) if s is not None)
         cache, note = certified(self.recipe.cache, self.stratum(resolved))
+        if note:
+            logger.warning("%s", note)
         started, clock = _now(), PhaseClock(on_event, stop or StopFlag())
         clock.enter("load")
         pipe = self.load(resolved.workflow)

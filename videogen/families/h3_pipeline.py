@@ -4,7 +4,7 @@ There is no second denoising loop here: diffusers' loop block runs, and its prog
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -25,8 +25,8 @@ from videogen.families.base import Resolved
 from videogen.images import load_image, to_rgb
 from videogen.progress import PhaseClock
 
-_LOOP = "denoise.denoise"
-_PHASE_OF_BLOCK = {"text_encoder": "text", _LOOP: "denoise", "denoise.after_denoise": "decode"}
+LOOP = "denoise.denoise"
+_PHASE_OF_BLOCK = {"text_encoder": "text", LOOP: "denoise", "denoise.after_denoise": "decode"}
 
 
 class H3Pipeline(MiniMaxH3ModularPipeline):  # type: ignore[misc]
@@ -69,7 +69,7 @@ class _StepBar:
 
 @contextmanager
 def _reporting(pipe: Any, clock: PhaseClock) -> Iterator[None]:
-    loop = pipe._blocks.sub_blocks[_LOOP]
+    loop = pipe._blocks.sub_blocks[LOOP]
     loop.progress_bar = lambda total: _StepBar(total, clock)
     try:
         yield
@@ -117,14 +117,15 @@ def _channels(pipe: Any, state: PipelineState, options: StepCache) -> dict[str, 
     return {name: Channel(rows[name], sigmas[name], order) for name, order in orders.items()}
 
 
-@contextmanager
-def _cached(pipe: Any, state: PipelineState, options: StepCache) -> Iterator[Trace]:
+def transformer_of(pipe: Any) -> Any:
+    """The transformer that the pipeline's denoising loop drives: `transformer` or `transformer_ref`."""
+    return getattr(pipe, pipe._blocks.sub_blocks[LOOP].sub_blocks["denoiser"].transformer_name)
+
+
+def _cached(pipe: Any, state: PipelineState, options: StepCache) -> AbstractContextManager[Trace]:
     """The step cache around the denoising loop of one request."""
-    loop = pipe._blocks.sub_blocks[_LOOP]
-    transformer = getattr(pipe, loop.sub_blocks["denoiser"].transformer_name)
     budget = Budget(lam=options.lam, max_streak=options.max_streak)
-    with step_cache(transformer, "transformer_blocks", _channels(pipe, state, options), budget) as trace:
-        yield trace
+    return step_cache(transformer_of(pipe), "transformer_blocks", _channels(pipe, state, options), budget)
 
 
 def run(pipe: Any, resolved: Resolved, seed: int, clock: PhaseClock, cache: StepCache) -> RawClip:
@@ -141,7 +142,7 @@ def run(pipe: Any, resolved: Resolved, seed: int, clock: PhaseClock, cache: Step
     with torch.no_grad(), _reporting(pipe, clock):
         for name, block in pipe._blocks.sub_blocks.items():
             clock.enter(_phase(name))
-            if name != _LOOP:
+            if name != LOOP:
                 _, state = block(pipe, state)
                 continue
             with _cached(pipe, state, cache) as trace:

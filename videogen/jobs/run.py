@@ -167,19 +167,24 @@ def _write(clip: Clip, result: Result, folder: Path, encoding: Encoding, screen:
     draft = clip.draft
     record: dict[str, Any] = {"job_id": clip.job_id, "id": draft.user_id, "tags": list(draft.tags), "place": draft.place}
     record = result.record | {k: v for k, v in record.items() if v}
-    info = write_clip(
+    info = write_result(path, result, encoding, canonical_json(record))
+    record["stages_s"] = record["stages_s"] | {"encode": round(time.perf_counter() - began, 3)}
+    record["output"] = record["output"] | _output_entry(path, info, encoding)
+    write_json(folder / f"{clip.name}.json", record)
+    return path
+
+
+def write_result(path: Path, result: Result, encoding: Encoding, comment: str) -> ClipInfo:
+    """A rendered clip as `write_clip` stores it, at its own rates; raises what `write_clip` raises."""
+    return write_clip(
         path,
         result.frames,
         result.audio,
         fps=result.fps,
         sampling_rate=result.sampling_rate,
         encoding=encoding,
-        comment=canonical_json(record),
+        comment=comment,
     )
-    record["stages_s"] = record["stages_s"] | {"encode": round(time.perf_counter() - began, 3)}
-    record["output"] = record["output"] | _output_entry(path, info, encoding)
-    write_json(folder / f"{clip.name}.json", record)
-    return path
 
 
 def _output_entry(path: Path, info: ClipInfo, encoding: Encoding) -> dict[str, Any]:
