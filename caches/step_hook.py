@@ -5,7 +5,7 @@ extrapolated over sigma (order 1) or copied (order 0), on the generated rows onl
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -17,6 +17,8 @@ from caches.policy import Action, Budget, Decision, History, Step, decide
 from caches.trace import Trace
 
 _SHARDED = ("FSDPModule", "FullyShardedDataParallel")
+
+Rule = Callable[[Budget, History, Step, Mapping[str, float]], Decision]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,37 +39,54 @@ class _Point:
 
 
 @dataclass(slots=True)
-class _State:
-    """Everything the cache keeps for one request; dies with the scope."""
+class State:
+    """Everything the cache keeps for one request; dies with the scope. Hidden states are (B, S, D)."""
 
     budget: Budget
     channels: Mapping[str, Channel]
-    agree: Agree
-    total: int
-    trace: Trace
+    agree: Agree = alone
+    rule: Rule = decide
     index: int = 0
     history: History = field(default_factory=History)
     probe: dict[str, torch.Tensor] = field(default_factory=dict)
     points: dict[str, list[_Point]] = field(default_factory=dict)
     decision: Decision | None = None
+    trace: Trace = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.trace = Trace(self.budget.lam, len(next(iter(self.channels.values())).sigmas) - 1)
+
+    @property
+    def is_reusing(self) -> bool:
+        """Whether this step's rest of the stack is to be predicted."""
+        return self.decision is not None and self.decision.action is Action.REUSE
+
+    @property
+    def num_bytes(self) -> int:
+        """What the cache holds now."""
+        kept = [*self.probe.values(), *(point.residual for points in self.points.values() for point in points)]
+        return sum(tensor.nbytes for tensor in kept)
 
     def look(self, before: torch.Tensor, after: torch.Tensor) -> None:
         """Score the first block's residual and decide this step."""
-        now = {name: (after - before).index_select(1, channel.rows) for name, channel in self.channels.items()}
-        drift = self._drift(now)
-        self.decision = decide(self.budget, self.history, Step(self.index, self.total), drift)
+        now, drift = self.score(before, after)
+        self.decision = self.rule(self.budget, self.history, Step(self.index, self.trace.total), drift)
         if self.decision.action is Action.COMPUTE:
             self.probe = now
         if self.decision.reason == "unknown":
             self.points.clear()  # what came before must not be extrapolated from
 
-    def _drift(self, now: dict[str, torch.Tensor]) -> dict[str, float]:
-        """Asked of every rank whenever a reference exists, so that no rank waits for another."""
+    def score(self, before: torch.Tensor, after: torch.Tensor) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+        """The first block's residual on the generated rows, and its drift since the last computed step.
+
+        Asked of every rank whenever a reference exists, so that no rank waits for another.
+        """
+        now = {name: (after - before).index_select(1, channel.rows) for name, channel in self.channels.items()}
         if not self.probe:
-            return {}
+            return now, {}
         if any(self.probe[name].shape != tensor.shape for name, tensor in now.items()):
-            return dict.fromkeys(now, math.nan)
-        return relative_change(now, self.probe, self.agree)
+            return now, dict.fromkeys(now, math.nan)
+        return now, relative_change(now, self.probe, self.agree)
 
     def keep(self, before: torch.Tensor, after: torch.Tensor) -> None:
         """Store the rest of the stack's residual; two points are enough for order 1."""
@@ -80,7 +99,7 @@ class _State:
         """The stack's output from its cached residuals: (B, S, D), rows outside the channels as they came."""
         out = hidden
         for name, channel in self.channels.items():
-            residual = _extrapolate(self.points[name], channel.sigmas[self.index], channel.order)
+            residual = extrapolate(self.points[name], channel.sigmas[self.index], channel.order)
             out = out.index_add(1, channel.rows, residual.to(out.dtype))
         return out
 
@@ -92,7 +111,7 @@ class _State:
         self.index, self.decision = self.index + 1, None
 
 
-def _extrapolate(points: Sequence[_Point], sigma: float, order: int) -> torch.Tensor:
+def extrapolate(points: Sequence[_Point], sigma: float, order: int) -> torch.Tensor:
     """A line through the last two residuals over sigma, or the last one where there is no other."""
     last = points[-1]
     if order == 0 or len(points) < 2 or points[-2].sigma == last.sigma:
@@ -104,7 +123,7 @@ def _extrapolate(points: Sequence[_Point], sigma: float, order: int) -> torch.Te
 class _First(nn.Module):
     """The first block, watched."""
 
-    def __init__(self, block: nn.Module, state: _State) -> None:
+    def __init__(self, block: nn.Module, state: State) -> None:
         super().__init__()
         self.block = block
         self.state = state
@@ -119,7 +138,7 @@ class _First(nn.Module):
 class _Rest(nn.Module):
     """The other blocks, run or replaced."""
 
-    def __init__(self, blocks: Sequence[nn.Module], state: _State) -> None:
+    def __init__(self, blocks: Sequence[nn.Module], state: State) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
         self.state = state
@@ -127,7 +146,7 @@ class _Rest(nn.Module):
     def forward(self, hidden_states: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
         """Run every block and keep the residual, or predict it."""
         state = self.state
-        if state.decision is not None and state.decision.action is Action.REUSE:
+        if state.is_reusing:
             out = state.predict(hidden_states)
         else:
             out = hidden_states
@@ -153,6 +172,22 @@ def _check(owner: nn.Module, stack: str, channels: Mapping[str, Channel]) -> nn.
 
 
 @contextmanager
+def replaced(owner: nn.Module, stack: str, blocks: Sequence[nn.Module]) -> Iterator[None]:
+    """`owner.<stack>` is `blocks` inside the scope, and what it was afterwards in any case."""
+    before = getattr(owner, stack)
+    setattr(owner, stack, nn.ModuleList(blocks))
+    try:
+        yield
+    finally:
+        setattr(owner, stack, before)
+
+
+def watched(blocks: Sequence[nn.Module], state: State) -> list[nn.Module]:
+    """The same stack as two modules under this state: the first block as the probe, and the rest."""
+    return [_First(blocks[0], state), _Rest(list(blocks)[1:], state)]
+
+
+@contextmanager
 def step_cache(owner: nn.Module, stack: str, channels: Mapping[str, Channel], budget: Budget, *, agree: Agree = alone) -> Iterator[Trace]:
     """Cache the steps of one request: `owner.<stack>` is replaced inside the scope and put back in any case.
 
@@ -160,16 +195,13 @@ def step_cache(owner: nn.Module, stack: str, channels: Mapping[str, Channel], bu
     when the model has no plain block stack, or has a cache already. With a budget of 0 the model is not touched.
     """
     blocks = _check(owner, stack, channels)
-    total = len(next(iter(channels.values())).sigmas) - 1
-    trace = Trace(budget.lam, total)
+    state = State(budget, channels, agree)
     if budget.lam == 0:
-        yield trace
+        yield state.trace
         return
-    state = _State(budget, channels, agree, total, trace)
-    setattr(owner, stack, nn.ModuleList([_First(blocks[0], state), _Rest(list(blocks)[1:], state)]))
-    try:
-        yield trace
-    finally:
-        setattr(owner, stack, blocks)
-        state.probe.clear()
-        state.points.clear()
+    with replaced(owner, stack, watched(list(blocks), state)):
+        try:
+            yield state.trace
+        finally:
+            state.probe.clear()
+            state.points.clear()

@@ -135,6 +135,14 @@ def _load_component(source: ModelSource, name: str, spec: Any, device: torch.dev
         raise _fault(f"model component {name}", f"{type(error).__name__}: {first}", "files that load") from error
 
 
+def load_component(source: ModelSource, workflow: str, name: str, *, device: torch.device, dtype: torch.dtype) -> Any:
+    """One component of a workflow alone, on the device: to time a part of a model that fits only in part."""
+    spec = H3Pipeline.from_pretrained(str(source.folder), workflow=workflow)._component_specs[name]
+    with _quiet():
+        component = _load_component(source, name, spec, device, dtype)
+    return component.to(device) if isinstance(component, torch.nn.Module) else component
+
+
 def load_pipeline(
     source: ModelSource,
     workflow: str,
