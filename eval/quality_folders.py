@@ -15,7 +15,7 @@ from videogen.jobs.journal import read_journal
 from videogen.media import Encoding, encode_files, read_audio, read_frames
 
 CLIP_SCHEMA = "videogen.clip/1"
-RECIPE_FIELDS = ("recipe", "dtype", "steps")  # what a recipe may change in the resolved request
+RECIPE_FIELDS = ("recipe", "dtype", "steps", "shifts", "sigmas", "adapters")  # what a recipe may change in the resolved request
 _SHOWN = 5
 
 

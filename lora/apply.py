@@ -69,6 +69,7 @@ class Attachment:
     identity: str
     _handles: list[RemovableHandle] = field(default_factory=list)
     _saved: list[tuple[nn.Parameter, torch.Tensor]] = field(default_factory=list)
+    _norms: list[float] = field(default_factory=list)
 
     def detach(self) -> None:
         """Give the model back as it was, bit for bit; a second call does nothing."""
@@ -94,9 +95,9 @@ class Attachment:
                 "ranks": {str(rank): count for rank, count in use.adapter.ranks().items()},
                 "scales": [[scale, origin, count] for (scale, origin), count in use.adapter.scales().items()],
                 "patches": len(use.adapter.patches),
-                "delta_norm": math.hypot(*delta_norms(use).values()),
+                "delta_norm": norm,
             }
-            for use in self.uses
+            for use, norm in zip(self.uses, self._norms)
         ]
 
 
@@ -143,8 +144,9 @@ def attach(model: nn.Module, uses: Sequence[Use], *, fuse: bool = False) -> Atta
     except BaseException:
         attachment.detach()
         raise
-    for use in active:
-        norm = math.hypot(*delta_norms(use).values())
+    for use in uses:
+        norm = math.hypot(*delta_norms(use).values()) if use.strength != 0 else 0.0
+        attachment._norms.append(norm)
         logger.info(
             "adapter %s at strength %g: %d modules, norm of all deltas %.4g", use.adapter.name, use.strength, len(use.adapter.factors), norm
         )

@@ -10,6 +10,7 @@ from videogen.config import StepCache
 from videogen.errors import RequestError, bad
 from videogen.families.base import Resolved
 from videogen.identity import hash_text
+from videogen.sampling import told_shifts
 
 
 @cache
@@ -19,15 +20,15 @@ def cache_code() -> str:
     return hash_text("\n".join(Path(str(spec.origin)).read_text(encoding="utf-8") for spec in found if spec))
 
 
-def fingerprint(resolved: Resolved, shifts: tuple[float, float], *, weights: str, dtype: str, device: str) -> Fingerprint:
-    """The stratum a request belongs to; `shifts` of video and audio. Prompt, seed and pictures vary within a stratum."""
+def fingerprint(resolved: Resolved, *, weights: str, dtype: str, device: str) -> Fingerprint:
+    """The stratum a request belongs to; `weights` is their identity. Prompt, seed and pictures vary within a stratum."""
     return Fingerprint(
         weights=weights,
-        adapters="",
+        adapters=resolved.adapters,
         workflow=resolved.workflow,
         canvas=f"{resolved.width}x{resolved.height}x{resolved.frames}",
         steps=resolved.steps,
-        shifts=f"{shifts[0]:g}/{shifts[1]:g}",
+        shifts=told_shifts(resolved.shifts, resolved.sigmas),
         dtype=dtype,
         device=device,
         parallel="1",

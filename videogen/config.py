@@ -10,12 +10,16 @@ from typing import Any
 from PIL import Image
 
 from caches.certificate import Certificate
+from lora.contract import Contract
 from videogen.errors import bad
 
 Media = str | Path | Image.Image
 
 MAX_STEPS = 1000
 MAX_SEED = 2**63 - 1
+MAX_STRENGTH = 1000
+SHIPPED = "model:"  # begins the name of an adapter that the model itself ships
+NO_TERMS = Contract()
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
@@ -108,6 +112,60 @@ class StepCache:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterUse:
+    """One adapter file at a strength (None: the one it was trained for, else 1); `model:NAME` is one the model ships.
+
+    Reading the file fills `strength` and `digest`.
+    """
+
+    file: str
+    strength: float | None = None
+    digest: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.file, str) or not self.file.removeprefix(SHIPPED).strip() or "\0" in self.file:
+            raise bad("adapter file", self.file, "a path, or model:NAME", "correct it")
+        if self.strength is None:
+            return
+        is_number = isinstance(self.strength, int | float) and not isinstance(self.strength, bool)
+        if not is_number or not abs(self.strength) <= MAX_STRENGTH:
+            raise bad(f"strength of {self.name}", self.strength, f"a number up to {MAX_STRENGTH}", "use 1 for the one it was trained at")
+
+    @property
+    def name(self) -> str:
+        """The file without its folder, which is nobody else's business."""
+        return self.file if self.file.startswith(SHIPPED) else Path(self.file).name
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """The adapters of a recipe. `contract` is `apply`, or `ignore`: then only `stated` holds, the user's FIELD=VALUE words.
+
+    Reading the files (`videogen.adapters.settle`) fills `terms`, what all of them ask of the sampling, `identity` and `notes`.
+    """
+
+    uses: tuple[AdapterUse, ...] = ()
+    contract: str = "apply"
+    stated: tuple[str, ...] = ()
+    fuse: bool = False
+    terms: Contract = NO_TERMS
+    identity: str = ""
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.contract not in ("apply", "ignore"):
+            raise bad("adapter contract", self.contract, "apply or ignore", "change --lora-contract")
+        for word in self.stated:
+            if not word.partition("=")[2]:
+                raise bad("adapter contract", word, "apply, ignore or FIELD=VALUE such as shift_video=6", "change --lora-contract")
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the files were read, or there are none."""
+        return bool(self.identity) or not self.uses
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """How a clip is computed. The default is the exact, unaccelerated model."""
 
@@ -115,6 +173,7 @@ class Recipe:
     steps: int | None = None
     dtype: str = "auto"
     cache: StepCache = StepCache()
+    adapters: Adapters = Adapters()
 
     def __post_init__(self) -> None:
         _check_whole("recipe steps", self.steps, 1, MAX_STEPS)
@@ -151,6 +210,15 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         offline=env.get("HF_HUB_OFFLINE", "").lower() in _TRUE,
         no_color=bool(env.get("NO_COLOR")),
     )
+
+
+def recipe_record(recipe: Recipe) -> dict[str, Any]:
+    """A recipe as the sidecar stores it: adapters by name and content, without the folders they lie in."""
+    adapters = recipe.adapters
+    uses = [{"file": use.name, "strength": use.strength, "digest": use.digest} for use in adapters.uses]
+    asked = {"uses": uses, "contract": adapters.contract, "stated": list(adapters.stated), "fuse": adapters.fuse}
+    plain: dict[str, Any] = as_plain(recipe)
+    return plain | {"adapters": asked}
 
 
 def as_plain(value: Any) -> Any:

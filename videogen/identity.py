@@ -49,14 +49,15 @@ def _weight_sample(path: Path, size: int) -> bytes:
     return b"".join(parts)
 
 
-def hash_folder(folder: Path) -> str:
-    """The identity of a model folder: small files whole, large ones by size and three samples.
+def hash_folder(folder: Path, *, without: str) -> str:
+    """The identity of a model folder: small files whole, large ones by size and three samples; one sub-folder is left out.
 
     Reading 66 GB to name a model would cost minutes at every start; a changed weight file is still seen unless it
     differs nowhere in its header, middle or end.
     """
     digest = hashlib.sha256()
-    for path in sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")):
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    for path in sorted(path for path in files if folder / without not in path.parents):
         size = path.stat().st_size
         digest.update(f"{path.relative_to(folder).as_posix()} {size} ".encode())
         digest.update(path.read_bytes() if size <= _SMALL_BYTES else _weight_sample(path, size))

@@ -13,13 +13,15 @@ import torch
 import transformers
 
 from caches.certificate import Fingerprint
+from lora.apply import attached_to
 from videogen import __version__
+from videogen.adapters import adapters_record, put_on, settle
 from videogen.certificates import certified, fingerprint
-from videogen.config import Recipe, Request, as_plain, read_environment
+from videogen.config import Recipe, Request, as_plain, read_environment, recipe_record
 from videogen.errors import bad
 from videogen.families.base import Resolved
 from videogen.families.h3 import H3Family
-from videogen.families.h3_pipeline import RawClip, run
+from videogen.families.h3_pipeline import RawClip, run, transformer_of
 from videogen.identity import hash_bytes
 from videogen.load import load_pipeline, pick_device, pick_dtype
 from videogen.media import to_uint8
@@ -49,17 +51,22 @@ class Pipeline:
 
     def sharing(self, recipe: Recipe) -> "Pipeline":
         """Another recipe over the same weights; nothing is loaded twice."""
-        other = Pipeline(self.source, self.family, recipe, self.device)
+        other = Pipeline(self.source, self.family, settle(recipe, self.source), self.device)
         if other.dtype != self.dtype:
             raise bad("dtype", recipe.dtype, f"the weights' own, {self.dtype}", "open a pipeline of its own")
         other._shared, other._opened = self._shared, self._opened
         return other
 
     def load(self, workflow: str) -> Any:
-        """Diffusers' pipeline for a workflow, loaded once."""
+        """Diffusers' pipeline for a workflow, loaded once, with the adapters of this recipe and no others on its transformer.
+
+        They stay until a pipeline that shares the weights asks for others, so that equal clips in a row pay once.
+        """
         if workflow not in self._opened:
             self._opened[workflow] = load_pipeline(self.source, workflow, device=self.device, dtype=self.dtype, shared=self._shared)
-        return self._opened[workflow]
+        pipe = self._opened[workflow]
+        put_on(transformer_of(pipe), self.recipe.adapters, self.source)
+        return pipe
 
     def render(
         self,
@@ -75,6 +82,8 @@ class Pipeline:
         when `stop` is set.
         """
         resolved = request if isinstance(request, Resolved) else self.family.resolve(request, self.recipe)
+        if resolved.adapters != self.recipe.adapters.identity:
+            raise bad("request", "settled for other adapters", f"those of {self.recipe.name}", "settle it with this pipeline's recipe")
         used_seed = next(s for s in (resolved.seed, seed, draw_seed()) if s is not None)
         cache, note = certified(self.recipe.cache, self.stratum(resolved))
         if note:
@@ -88,15 +97,14 @@ class Pipeline:
         frames = to_uint8(raw.frames)
         record = self._record(resolved, used_seed, raw, clock.stages_s) | {"started": started, "finished": _now()}
         record["cache"] |= {"certificate": cache.certificate.promise if cache.certificate and cache.lam else None, "note": note}
+        record["adapters"] = adapters_record(self.recipe.adapters, attached_to(transformer_of(pipe)))
         record["output"] = {"frames_sha256": hash_bytes(frames.tobytes()), "audio_sha256": hash_bytes(raw.audio.tobytes())}
         return Result(frames, np.clip(raw.audio, -1.0, 1.0), raw.sampling_rate, resolved.fps, record)
 
     def stratum(self, resolved: Resolved) -> Fingerprint:
         """What a certificate must have been calibrated for to cover this request here."""
-        geometry = self.family.geometry
         return fingerprint(
             resolved,
-            (geometry.video_shift, geometry.audio_shift),
             weights=self.source.identity,
             dtype=str(self.dtype).removeprefix("torch."),
             device=self.device.type,
@@ -112,7 +120,7 @@ class Pipeline:
             "notes": list(resolved.notes),
             "inputs": [{"role": i.role, "name": i.name, "sha256": i.sha256} for i in resolved.inputs],
             "model": self.source.record(),
-            "recipe": as_plain(self.recipe),
+            "recipe": recipe_record(self.recipe),
             "sigmas": raw.sigmas,
             "forwards": len(raw.sigmas["video"]) - 1,
             "cache": raw.cache.record(),
@@ -158,14 +166,14 @@ def open_pipeline(
 
     Raises RequestError for a wrong name, EnvironmentFault for a device or model that is not there.
     """
-    found_recipe = find_recipe(recipe)
     source = model if isinstance(model, ModelSource) else find_model(model, offline=read_environment().offline)
+    settled = settle(find_recipe(recipe), source)
     family, where = open_family(source), pick_device(device)
     source = fetch_weights(source, offline=read_environment().offline)
     check_digest(source)
     if source.label:
         logger.warning("%s: %s", source.name, source.label)
-    return Pipeline(source, family, found_recipe, where)
+    return Pipeline(source, family, settled, where)
 
 
 def render(requests: Request | Iterable[Request], *, model: str = "pocket", recipe: str | Recipe = "exact") -> list[Result]:

@@ -1,21 +1,25 @@
 """Named recipes as data; the ones that are planned are named so that asking for them gives a true answer."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from videogen.config import Recipe, StepCache
+from videogen.config import SHIPPED, Adapters, AdapterUse, Recipe, StepCache
 from videogen.errors import bad
 
-RECIPES: dict[str, Recipe] = {"exact": Recipe(name="exact")}
+RECIPES: dict[str, Recipe] = {
+    "exact": Recipe(name="exact"),
+    "turbo": Recipe(name="turbo", steps=4, adapters=Adapters((AdapterUse(f"{SHIPPED}turbo4"),))),
+    "turbo8": Recipe(name="turbo8", steps=8, adapters=Adapters((AdapterUse(f"{SHIPPED}turbo8"),))),
+}
 
 PLANNED: dict[str, str] = {
     "careful": "step cache at the strictest certificate",
     "balanced": "step cache and sparse attention",
-    "turbo": "few-step adapter",
     "draft": "few-step adapter, step cache and sparse attention",
 }
 
 
-UNCERTIFIED = "+cache"
+UNCERTIFIED, ADAPTED = "+cache", "+lora"
 
 
 def with_cache(recipe: Recipe, lam: float) -> Recipe:
@@ -25,6 +29,38 @@ def with_cache(recipe: Recipe, lam: float) -> Recipe:
     """
     cache = StepCache(lam=lam)
     return replace(recipe, name=recipe.name + UNCERTIFIED, cache=cache) if lam else recipe
+
+
+def parse_adapter(text: str) -> AdapterUse:
+    """`FILE:STRENGTH`, or `FILE`; a colon that no number follows belongs to the name."""
+    name, separator, tail = text.rpartition(":")
+    try:
+        strength = float(tail) if separator and name else None
+    except ValueError:
+        strength = None
+    return AdapterUse(text) if strength is None else AdapterUse(name, strength)
+
+
+def with_adapters(recipe: Recipe, uses: Sequence[AdapterUse], words: Sequence[str] = (), *, fuse: bool = False) -> Recipe:
+    """The recipe with these adapters beside its own; `words` are `apply`, `ignore` and FIELD=VALUE, about all of them.
+
+    Without any adapter the recipe stays as it is. Raises RequestError for words or `fuse` that then have no adapter.
+    """
+    own = recipe.adapters
+    if not uses and not own.uses:
+        if words or fuse:
+            raise bad("--lora-contract or --lora-fuse", [*words], "an adapter it is about", "add --lora FILE")
+        return recipe
+    modes = {word for word in words if word in ("apply", "ignore")}
+    if len(modes) > 1:
+        raise bad("adapter contract", "apply and ignore", "one of the two", "change --lora-contract")
+    adapters = Adapters(
+        uses=(*own.uses, *uses),
+        contract=modes.pop() if modes else own.contract,
+        stated=(*own.stated, *(word for word in words if word not in ("apply", "ignore"))),
+        fuse=fuse or own.fuse,
+    )
+    return replace(recipe, name=recipe.name + (ADAPTED if uses else ""), adapters=adapters)
 
 
 def find_recipe(recipe: str | Recipe) -> Recipe:

@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 POCKET_FOLDER = Path(__file__).parent / "pocket" / "weights"
 RELEASED_FOLDER = Path(__file__).parent / "families" / "released_h3"
+ADAPTERS = "adapters"
 INDEX = "modular_model_index.json"
 H3_PIPELINE = "MiniMaxH3ModularPipeline"
 
@@ -40,6 +41,11 @@ class ModelSource:
         if self.card and not self.card.get("trained", True):
             return "untrained weights: the clip does not follow the prompt yet"
         return str(self.card.get("note", ""))
+
+    @property
+    def adapters_folder(self) -> Path:
+        """Where the model's own adapters lie: `adapters/` in its folder; beside it for pocket, whose files are its identity."""
+        return POCKET_FOLDER.parent / ADAPTERS if self.folder == POCKET_FOLDER else self.folder / ADAPTERS
 
     def record(self) -> dict[str, Any]:
         """The sidecar's `model` entry."""
@@ -103,9 +109,9 @@ def find_model(name: str, *, offline: bool = False) -> ModelSource:
         folder = Path(place).expanduser()
     else:
         hub_id = place
-        folder = _hub_folder(place, offline=offline, patterns=["*.json", "*/*.json", "*/*.txt", "*/*.jinja"])
+        folder = _hub_folder(place, offline=offline, patterns=["*.json", "*/*.json", "*/*.txt", "*/*.jinja", f"{ADAPTERS}/*.safetensors"])
     _check_folder(name, folder)
-    identity = ("random-0:" if weights == "random" else "") + hash_folder(folder)
+    identity = ("random-0:" if weights == "random" else "") + hash_folder(folder, without=ADAPTERS)
     return ModelSource(name=name, folder=folder, weights=weights, identity=identity, card=_read_card(folder), hub_id=hub_id)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from videogen.config import Environment
 from videogen.errors import bad
 from videogen.media import read_comment
+from videogen.recipes import RECIPES
 
 _JOB_KEYS = ("prompt", "frames", "steps", "seed", "recipe")
 
@@ -47,6 +48,7 @@ def as_job(record: dict[str, Any]) -> dict[str, Any]:
     resolved = record["resolved"]
     job = {key: resolved[key] for key in _JOB_KEYS} | {"size": f"{resolved['width']}x{resolved['height']}"}
     job["recipe"] = resolved["recipe"].partition("+")[0]
+    job |= adapter_job(record["recipe"].get("adapters", {}), job["recipe"])
     if record["cache"]["lambda"]:
         job["cache_lambda"] = record["cache"]["lambda"]
     for item in record.get("inputs", []):
@@ -55,6 +57,31 @@ def as_job(record: dict[str, Any]) -> dict[str, Any]:
         else:
             job[item["role"]] = item["name"]
     return job
+
+
+def adapter_job(asked: dict[str, Any], recipe: str) -> dict[str, Any]:
+    """The job keys for adapters that the named recipe does not bring by itself; files are named without their folder."""
+    own = {use.file for use in RECIPES[recipe].adapters.uses} if recipe in RECIPES else set()
+    uses = [{"file": use["file"], "strength": use["strength"]} for use in asked.get("uses", []) if use["file"] not in own]
+    words = [*([asked["contract"]] if asked.get("contract") == "ignore" else []), *asked.get("stated", [])]
+    found = {"lora": uses, "lora_contract": words, "lora_fuse": asked.get("fuse", False)}
+    return {key: value for key, value in found.items() if value}
+
+
+def adapter_lines(adapters: dict[str, Any]) -> list[str]:
+    """What was on the transformer, and the contract with who said each part of it."""
+    lines = []
+    for item in adapters["attached"]:
+        ranks = ", ".join(f"{rank} ({count})" for rank, count in item["ranks"].items())
+        how = "fused" if item["fused"] else "parallel"
+        text = f"{item['name']} at strength {item['strength']:g}, {how}; ranks {ranks}, {item['patches']} payloads"
+        lines.append(f"adapter   {text}; norm of its change {item['delta_norm']:.4g}; {item['digest'][:12]}")
+    contract = adapters["contract"] or {}
+    for name, origin in contract.get("sources", {}).items():
+        lines.append(f"contract  {name} {contract[name]}, by {origin}")
+    if contract.get("mode") == "ignore":
+        lines.append("contract  the files' own was ignored")
+    return lines
 
 
 def cache_lines(cache: dict[str, Any]) -> list[str]:
@@ -82,6 +109,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"clip      {resolved['workflow']} {resolved['width']}x{resolved['height']}, {resolved['frames']} frames")
         print(f"sampling  {record['forwards']} forwards, seed {resolved['seed']}, {resolved['dtype']}, recipe {resolved['recipe']}")
         print(f"model     {model['source']} {model['identity'][:12]}{': ' + model['label'] if model['label'] else ''}")
+        if record.get("adapters", {}).get("attached"):
+            print("\n".join(adapter_lines(record["adapters"])))
         if record["cache"]["lambda"]:
             print("\n".join(cache_lines(record["cache"])))
         print("stages    " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in record["stages_s"].items()))

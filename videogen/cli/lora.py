@@ -1,15 +1,16 @@
-"""`videogen lora inspect|convert|merge`: what an adapter file is, the same in another layout, several in one."""
+"""`videogen lora inspect|convert|merge`: what an adapter file is, the same in another layout, several in one (`distil`: beside)."""
 
 import argparse
 import json
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from videogen.cli.lora_distil import add_distil
 from videogen.config import Environment, read_environment
-from videogen.errors import EnvironmentFault, RequestError, bad, say
+from videogen.errors import bad
+from videogen.recipes import parse_adapter
 from videogen.source import find_model
 
 _SCHEMA = "videogen.adapter/1"
@@ -20,8 +21,8 @@ _METHODS = ("linear", "ties", "dare-ties")
 def add_command(commands: Any, environment: Environment) -> None:
     """Register the sub-command."""
     del environment
-    parser = commands.add_parser("lora", help="inspect, convert and merge adapters")
-    inner = parser.add_subparsers(dest="lora_command", required=True, metavar="inspect|convert|merge")
+    parser = commands.add_parser("lora", help="inspect, convert, merge and train adapters")
+    inner = parser.add_subparsers(dest="lora_command", required=True, metavar="inspect|convert|merge|distil")
     inspect = inner.add_parser("inspect", help="layout, ranks, scale, contract and size of the change")
     inspect.add_argument("file", metavar="FILE", help="a safetensors file, or a peft folder")
     inspect.add_argument("--json", action="store_true", help="the whole report")
@@ -44,6 +45,7 @@ def add_command(commands: Any, environment: Environment) -> None:
         writer.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
     for each, run in ((inspect, run_inspect), (convert, run_convert), (merge, run_merge)):
         each.set_defaults(run=run, verbose=False, quiet=False)
+    add_distil(inner)
 
 
 def _add_reading(parser: argparse.ArgumentParser) -> None:
@@ -58,28 +60,17 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
 @contextmanager
 def _translated() -> Iterator[None]:
     """Faults of the file become bad input, faults of the disk a lacking environment."""
-    from safetensors import SafetensorError
+    from videogen.adapters import adapter_errors
 
-    try:
+    with adapter_errors():
         yield
-    except ValueError as error:
-        raise RequestError(str(error)) from error
-    except (OSError, SafetensorError) as error:
-        raise EnvironmentFault(say("adapter file", str(error), "a readable file and space to write", "check the disk")) from error
 
 
 def _target(model: str) -> Any:
-    """Names and shapes of a model's transformer, from its config, on the meta device."""
-    import torch
-    from diffusers import MiniMaxH3Transformer3DModel
+    """Names and shapes of a model's transformer."""
+    from videogen.adapters import model_target
 
-    from lora.target import target_of
-
-    source = find_model(model, offline=read_environment().offline)
-    logging.getLogger("diffusers").setLevel(logging.ERROR)
-    with torch.device("meta"):
-        config = MiniMaxH3Transformer3DModel.load_config(source.folder, subfolder="transformer")
-        return target_of(MiniMaxH3Transformer3DModel.from_config(config))
+    return model_target(find_model(model, offline=read_environment().offline))
 
 
 def _read(args: argparse.Namespace) -> tuple[Any, Any, Any]:
@@ -174,15 +165,6 @@ def run_convert(args: argparse.Namespace) -> int:
     return 0
 
 
-def _weighted(text: str) -> tuple[str, float]:
-    """`FILE:WEIGHT`, or `FILE` at weight 1; a colon that no number follows belongs to the name."""
-    name, separator, tail = text.rpartition(":")
-    try:
-        return (name, float(tail)) if separator and name else (text, 1.0)
-    except ValueError:
-        return text, 1.0
-
-
 def run_merge(args: argparse.Namespace) -> int:
     """Merge files and print the energy kept; exit code 0."""
     if len(args.files) < 3:
@@ -194,7 +176,8 @@ def run_merge(args: argparse.Namespace) -> int:
         from lora.write import write_adapter
 
         target, out = _target(args.model), Path(args.files[-1]).expanduser()
-        inputs = [(load_adapter(name, target), weight, name) for name, weight in map(_weighted, args.files[:-1])]
+        asked = [(use.file, 1.0 if use.strength is None else use.strength) for use in map(parse_adapter, args.files[:-1])]
+        inputs = [(load_adapter(name, target), weight, name) for name, weight in asked]
         contract = common(resolve_contract(name, adapter.metadata, partition=adapter.partition) for adapter, _, name in inputs)
         pairs = [(adapter, weight) for adapter, weight, _ in inputs]
         merged = merge(pairs, args.method, rank=args.rank, density=args.density, seed=args.seed)

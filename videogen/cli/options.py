@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from videogen.config import DEVICES, DTYPES, Environment
+from videogen.config import DEVICES, DTYPES, SHIPPED, Environment
 from videogen.errors import RequestError, bad, say
 from videogen.jobs.files import RawJob, read_jobs
 from videogen.jobs.names import DEFAULT_TEMPLATE
@@ -55,6 +55,7 @@ def add_request_options(parser: argparse.ArgumentParser, environment: Environmen
         default="refuse",
         help="when the certificate is for other requests than this one: stop (default), or compute every step",
     )
+    _add_adapter_options(how)
     how.add_argument("--dtype", choices=DTYPES, help="number format (default: the recipe's)")
     how.add_argument("--device", choices=DEVICES, default="auto")
     out = parser.add_argument_group("where to")
@@ -66,6 +67,22 @@ def add_request_options(parser: argparse.ArgumentParser, environment: Environmen
     out.add_argument("--save-frames", action="store_true", help="also write every frame as PNG")
     out.add_argument("--resume", action=argparse.BooleanOptionalAction, default=True, help="never make a finished clip again (default)")
     add_output_options(parser)
+
+
+def _add_adapter_options(how: Any) -> None:
+    how.add_argument(
+        "--lora",
+        action="append",
+        metavar="FILE[:STRENGTH]",
+        help="adapter (repeatable); its contract sets forwards and both shifts; model:NAME is one that the model ships",
+    )
+    how.add_argument(
+        "--lora-contract",
+        action="append",
+        metavar="WORD",
+        help="apply (default), ignore, or FIELD=VALUE such as shift_video=6 where the file does not say (repeatable)",
+    )
+    how.add_argument("--lora-fuse", action="store_true", default=None, help="write adapters into the weights: faster steps, slower start")
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
@@ -107,14 +124,20 @@ def read_raw_jobs(args: argparse.Namespace) -> list[RawJob]:
         jobs += read_jobs(Path("stdin.jsonl"), sys.stdin.read()) if name == "-" else read_jobs(Path(name))
     if not jobs:
         raise RequestError(say("jobs", "none", "at least one --prompt or job file", 'try --prompt "a red circle moves right"'))
+    args.lora = None if args.lora is None else [_from_here(text) for text in args.lora]
     for job in jobs:
         _fill(job, args)
     return jobs
 
 
+def _from_here(adapter: str) -> str:
+    """An adapter's path made absolute: the user's shell is elsewhere than the job file."""
+    return adapter if adapter.startswith(SHIPPED) else str(Path(adapter).expanduser().absolute())
+
+
 def _fill(job: RawJob, args: argparse.Namespace) -> None:
     """Lay the flags that were given over a job; length and size are each one choice in several spellings."""
-    singles = (("steps",), ("seed",), ("repeat",), ("cache_lambda",))
+    singles = (("steps",), ("seed",), ("repeat",), ("cache_lambda",), ("lora",), ("lora_contract",), ("lora_fuse",))
     groups: Sequence[tuple[str, ...]] = (("frames", "seconds"), ("size", "width", "height"), *singles)
     for group in groups:
         given = {key: getattr(args, key) for key in group if getattr(args, key) is not None}

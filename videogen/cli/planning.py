@@ -8,7 +8,7 @@ from typing import Any
 
 from videogen.certificates import open_certificate
 from videogen.cli.options import read_raw_jobs
-from videogen.config import MAX_SEED, Recipe, StepCache, read_environment
+from videogen.config import MAX_SEED, Adapters, Recipe, StepCache, read_environment
 from videogen.errors import bad
 from videogen.families.h3 import H3Family
 from videogen.identity import hash_settings
@@ -19,6 +19,24 @@ from videogen.media import Encoding
 from videogen.recipes import find_recipe
 from videogen.seeds import draw_seed
 from videogen.source import ModelSource, find_model, open_family
+
+
+def adapter_reader(source: ModelSource) -> Callable[[Recipe], Recipe]:
+    """Reads the adapters of a recipe, each combination once; only then is torch loaded."""
+    known: dict[Any, Adapters] = {}
+
+    def read(recipe: Recipe) -> Recipe:
+        asked = recipe.adapters
+        if asked.is_settled:
+            return recipe
+        key = (asked.uses, asked.contract, asked.stated, asked.fuse)
+        if key not in known:
+            from videogen.adapters import settle
+
+            known[key] = settle(recipe, source).adapters
+        return replace(recipe, adapters=known[key])
+
+    return read
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +71,7 @@ def read_wanted(args: argparse.Namespace) -> Wanted:
         raise bad("--output-dir", str(folder), "a folder", "choose another path")
     source = find_model(args.model, offline=read_environment().offline)
     family = open_family(source)
-    return Wanted(source, family, recipe, make_drafts(raws, family, recipe), encoding, folder)
+    return Wanted(source, family, recipe, make_drafts(raws, family, recipe, adapter_reader(source)), encoding, folder)
 
 
 def settle_clips(wanted: Wanted, args: argparse.Namespace, journal: Journal, remember: Callable[[str, int], None]) -> list[Clip]:
@@ -98,6 +116,9 @@ def clip_row(clip: Clip, rate: float | None) -> dict[str, Any]:
         "frames": resolved.frames,
         "seconds": round(resolved.seconds, 3),
         "steps": resolved.steps,
+        "shifts": list(resolved.shifts),
+        "sigmas": resolved.sigmas,
+        "adapters": [{"file": use.name, "strength": use.strength} for use in clip.draft.recipe.adapters.uses],
         "seed": clip.seed if clip.draft.resolved.seed is not None else None,
         "recipe": resolved.recipe,
         "rows": estimate.rows,

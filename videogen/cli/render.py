@@ -74,10 +74,16 @@ def _run(wanted: Wanted, args: argparse.Namespace, journal: Journal, stop: StopF
         if note:
             logger.warning("%s", note)
 
-    def open_renderer(recipe: Recipe) -> Renderer:
-        from videogen.pipeline import open_pipeline
+    opened: dict[str, Any] = {}
 
-        return open_pipeline(wanted.source, recipe, device=args.device)
+    def open_renderer(recipe: Recipe) -> Renderer:
+        from videogen.pipeline import Pipeline, open_pipeline
+
+        first: Pipeline | None = opened.get(recipe.dtype)
+        if first is not None:
+            return first.sharing(recipe)  # another recipe over the same weights
+        opened[recipe.dtype] = pipeline = open_pipeline(wanted.source, recipe, device=args.device)
+        return pipeline
 
     screen = make_screen("none" if args.quiet else args.progress, use_color=not read_environment().no_color)
     with screen:

@@ -10,6 +10,7 @@ from videogen.config import Media, Recipe, Request
 from videogen.errors import bad
 from videogen.identity import hash_picture
 from videogen.images import check_image
+from videogen.sampling import Sigmas
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,11 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A request with every value settled for one model. Two equal `Resolved` on one machine give equal clips."""
+    """A request with every value settled for one model. Two equal `Resolved` on one machine give equal clips.
+
+    shifts are those of video and audio; explicit sigmas of video and audio, where an adapter has them, stand above them;
+    adapters is their identity.
+    """
 
     workflow: str
     prompt: str
@@ -35,9 +40,12 @@ class Resolved:
     frames: int
     fps: float
     steps: int
+    shifts: tuple[float, float]
     seed: int | None
     dtype: str
     recipe: str
+    sigmas: Sigmas | None = None
+    adapters: str = ""
     inputs: tuple[Input, ...] = ()
     notes: tuple[str, ...] = ()
 

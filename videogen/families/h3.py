@@ -13,6 +13,7 @@ from typing import Any
 from videogen.config import Recipe, Request
 from videogen.errors import bad
 from videogen.families.base import Estimate, Input, Resolved, open_input
+from videogen.sampling import settle_sampling
 
 FPS = 24
 AUDIO_LATENTS_PER_SECOND = 40
@@ -126,7 +127,8 @@ class H3Family:
         notes: list[str] = []
         width, height = self._canvas(request, inputs, notes)
         frames = self._frames(request, notes)
-        steps = request.steps or recipe.steps or self.geometry.default_steps
+        own_shifts = (self.geometry.video_shift, self.geometry.audio_shift)
+        sampling = settle_sampling(request, recipe, default_steps=self.geometry.default_steps, own_shifts=own_shifts)
         return Resolved(
             workflow=request.workflow,
             prompt=request.prompt,
@@ -134,12 +136,15 @@ class H3Family:
             height=height,
             frames=frames,
             fps=float(FPS),
-            steps=steps,
+            steps=sampling.steps,
+            shifts=sampling.shifts,
             seed=request.seed,
             dtype=recipe.dtype,
             recipe=recipe.name,
+            sigmas=sampling.sigmas,
+            adapters=recipe.adapters.identity,
             inputs=inputs,
-            notes=tuple(notes),
+            notes=(*notes, *recipe.adapters.notes),
         )
 
     def estimate(self, resolved: Resolved) -> Estimate:

@@ -3,7 +3,7 @@
 There is no second denoising loop here: diffusers' loop block runs, and its progress bar is replaced by one that reports.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -77,6 +77,34 @@ def _reporting(pipe: Any, clock: PhaseClock) -> Iterator[None]:
         del loop.progress_bar
 
 
+@contextmanager
+def _scheduled(pipe: Any, resolved: Resolved) -> Iterator[None]:
+    """The request's own shifts, or sigmas, on both schedulers inside the scope; the model's own again afterwards."""
+    schedulers = (pipe.scheduler, pipe.audio_scheduler)
+    before = [scheduler.shift for scheduler in schedulers]
+    try:
+        for index, scheduler in enumerate(schedulers):
+            scheduler.set_shift(resolved.shifts[index])
+            if resolved.sigmas is not None:
+                scheduler.set_timesteps = _explicit(scheduler, resolved.sigmas[index])
+        yield
+    finally:
+        for scheduler, shift in zip(schedulers, before):
+            scheduler.set_shift(shift)
+            scheduler.__dict__.pop("set_timesteps", None)
+
+
+def _explicit(scheduler: Any, sigmas: tuple[float, ...]) -> Callable[..., None]:
+    """`set_timesteps` of a scheduler with these sigmas (the final 0 included) in place of its grid; diffusers' block names none."""
+    stock = type(scheduler).set_timesteps
+
+    def set_timesteps(num_inference_steps: int, device: Any = None) -> None:
+        del num_inference_steps
+        stock(scheduler, sigmas=list(sigmas), device=device)
+
+    return set_timesteps
+
+
 def _phase(block: str) -> str:
     return _PHASE_OF_BLOCK.get(block, "decode" if block.startswith("decode.") else "prepare")
 
@@ -139,7 +167,7 @@ def run(pipe: Any, resolved: Resolved, seed: int, clock: PhaseClock, cache: Step
             state.set(parameter.name, inputs[parameter.name], parameter.kwargs_type)
         elif parameter.name is not None:
             state.set(parameter.name, parameter.default, parameter.kwargs_type)
-    with torch.no_grad(), _reporting(pipe, clock):
+    with torch.no_grad(), _reporting(pipe, clock), _scheduled(pipe, resolved):
         for name, block in pipe._blocks.sub_blocks.items():
             clock.enter(_phase(name))
             if name != LOOP:

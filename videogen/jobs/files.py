@@ -17,7 +17,7 @@ MEDIA_KEYS = ("image", "last_image", "references")
 ALIASES = {"num_frames": "frames", "num_inference_steps": "steps", "first_image": "image", "reference": "references"}
 KEYS = frozenset(
     {"prompt", "image", "last_image", "references", "size", "width", "height", "frames", "seconds", "steps", "seed"}
-    | {"recipe", "id", "tags", "output", "repeat", "round_size", "cache_lambda"}
+    | {"recipe", "id", "tags", "output", "repeat", "round_size", "cache_lambda", "lora", "lora_contract", "lora_fuse"}
 )
 _MAX_JOBS = 100_000
 
@@ -93,7 +93,7 @@ def _from_csv(text: str, name: str) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _csv_value(key: str, value: str) -> Any:
-    if key.strip() in ("references", "reference", "tags"):
+    if key.strip() in ("references", "reference", "tags", "lora", "lora_contract"):
         return [part for part in value.split("|") if part]
     return value
 

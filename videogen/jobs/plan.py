@@ -6,14 +6,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from videogen.config import Recipe, Request, as_plain
+from videogen.config import SHIPPED, Adapters, AdapterUse, Recipe, Request, as_plain
 from videogen.errors import RequestError, bad
 from videogen.families.base import Estimate, Family, Resolved
 from videogen.identity import hash_settings
 from videogen.jobs.files import MEDIA_KEYS, RawJob
 from videogen.jobs.journal import Journal
 from videogen.jobs.names import distinct, render_name
-from videogen.recipes import find_recipe, with_cache
+from videogen.recipes import find_recipe, parse_adapter, with_adapters, with_cache
 
 MAX_REPEAT = 10_000
 _SHOWN_ERRORS = 20
@@ -112,8 +112,7 @@ def make_request(raw: RawJob) -> Request:
         if key in given:
             values[key] = _media(place, key, given[key], raw.folder)
     references = given.get("references", [])
-    listed = references if isinstance(references, list | tuple) else [references]
-    values["references"] = tuple(_media(place, "references", item, raw.folder) for item in listed)
+    values["references"] = tuple(_media(place, "references", item, raw.folder) for item in _listed(references))
     if "round_size" in given:
         values["round_size"] = _flag(place, "round_size", given["round_size"])
     try:
@@ -122,31 +121,59 @@ def make_request(raw: RawJob) -> Request:
         raise RequestError(f"{place}: {error}") from None
 
 
-def _drafts_of(raw: RawJob, family: Family, recipe: Recipe) -> list[Draft]:
+def _listed(value: Any) -> list[Any]:
+    return [*value] if isinstance(value, list | tuple) else [value]
+
+
+def _adapter(place: str, value: Any, folder: Path) -> AdapterUse:
+    """One adapter of a job: `FILE:STRENGTH`, or {file, strength}; a relative path starts at the job file's folder."""
+    if isinstance(value, Mapping) and "file" in value and value.keys() <= {"file", "strength"}:
+        number = None if value.get("strength") is None else _number(place, "strength", value["strength"], "a number")
+        use = AdapterUse(value["file"], number)
+    elif isinstance(value, str):
+        use = parse_adapter(value)
+    else:
+        raise bad("lora", value, "FILE, FILE:STRENGTH, or {file, strength}", "correct lora")
+    return use if use.file.startswith(SHIPPED) else replace(use, file=str(folder / Path(use.file).expanduser()))
+
+
+def _with_options(recipe: Recipe, raw: RawJob) -> Recipe:
+    """The recipe with the job's own step cache and adapters."""
+    place, given = raw.place, raw.values
+    if "cache_lambda" in given:
+        recipe = with_cache(recipe, _number(place, "cache_lambda", given["cache_lambda"], "a number"))
+    uses = [_adapter(place, value, raw.folder) for value in _listed(given.get("lora", []))]
+    words = given.get("lora_contract", [])
+    words = [f"{name}={value}" for name, value in words.items()] if isinstance(words, Mapping) else [str(w) for w in _listed(words)]
+    return with_adapters(recipe, uses, words, fuse=_flag(place, "lora_fuse", given.get("lora_fuse", False)))
+
+
+def _drafts_of(raw: RawJob, family: Family, recipe: Recipe, read_adapters: Callable[[Recipe], Recipe]) -> list[Draft]:
     request = make_request(raw)
     chosen = find_recipe(str(raw.values["recipe"])) if "recipe" in raw.values else recipe
     repeat = _whole(raw.place, "repeat", raw.values.get("repeat", 1))
     if not 1 <= repeat <= MAX_REPEAT:
         raise bad(f"{raw.place}: repeat", repeat, f"from 1 to {MAX_REPEAT}", "correct repeat")
     try:
-        if "cache_lambda" in raw.values:
-            chosen = with_cache(chosen, _number(raw.place, "cache_lambda", raw.values["cache_lambda"], "a number"))
+        chosen = read_adapters(_with_options(chosen, raw))
         resolved = family.resolve(request, chosen)
     except RequestError as error:
-        raise RequestError(f"{raw.place}: {error}") from None
+        raise RequestError(str(error) if str(error).startswith(f"{raw.place}: ") else f"{raw.place}: {error}") from None
     tags = raw.values.get("tags", [])
     extras: dict[str, Any] = {
         "user_id": str(raw.values.get("id", "")),
         "output": str(raw.values.get("output", "")),
-        "tags": tuple(str(tag) for tag in (tags if isinstance(tags, list | tuple) else [tags])),
+        "tags": tuple(str(tag) for tag in _listed(tags)),
     }
     estimate = family.estimate(resolved)
     seeds = [None if resolved.seed is None else resolved.seed + k for k in range(repeat)]
     return [Draft(request, replace(resolved, seed=seed), chosen, estimate, raw.place, **extras) for seed in seeds]
 
 
-def make_drafts(raws: Sequence[RawJob], family: Family, recipe: Recipe) -> list[Draft]:
-    """Check every job and expand repeats.
+def make_drafts(
+    raws: Sequence[RawJob], family: Family, recipe: Recipe, read_adapters: Callable[[Recipe], Recipe] = lambda recipe: recipe
+) -> list[Draft]:
+    """Check every job and expand repeats; `read_adapters` gives a recipe with the files of its adapters read.
 
     Raises one RequestError that lists every wrong job (up to 20), each with its place.
     """
@@ -154,7 +181,7 @@ def make_drafts(raws: Sequence[RawJob], family: Family, recipe: Recipe) -> list[
     errors: list[str] = []
     for raw in raws:
         try:
-            drafts += _drafts_of(raw, family, recipe)
+            drafts += _drafts_of(raw, family, recipe, read_adapters)
         except RequestError as error:
             errors.append(str(error))
     if len(errors) == 1 and len(raws) == 1:
@@ -170,7 +197,8 @@ def identity_settings(draft: Draft, model_identity: str, encoding: Any) -> dict[
     settled = as_plain(draft.resolved)
     kept = {key: value for key, value in settled.items() if key not in ("inputs", "notes", "seed")}
     inputs = [[item.role, item.sha256] for item in draft.resolved.inputs]
-    return kept | {"inputs": inputs, "model": model_identity, "encoding": as_plain(encoding), "recipe": as_plain(draft.recipe)}
+    recipe = as_plain(replace(draft.recipe, adapters=Adapters()))  # the resolved values name adapters by content, not by path
+    return kept | {"inputs": inputs, "model": model_identity, "encoding": as_plain(encoding), "recipe": recipe}
 
 
 @dataclass(slots=True)

@@ -13,6 +13,9 @@ from lora.write import LAYOUTS
 from tests.lora.toys import Tensors, save
 from videogen.cli import lora as command
 from videogen.cli.main import ENVIRONMENT, OK, USAGE, main
+from videogen.config import AdapterUse
+from videogen.errors import RequestError
+from videogen.recipes import parse_adapter
 
 MODULE = "blocks.1.mlp.fc2"  # of pocket: 576 to 256
 
@@ -129,9 +132,11 @@ def test_merge_writes_one_file_and_says_what_it_kept(method: str, tmp_path: Path
 
 
 def test_weights_after_a_colon() -> None:
-    assert command._weighted("a.safetensors:0.5") == ("a.safetensors", 0.5)
-    assert command._weighted("a:-1") == ("a", -1.0) and command._weighted("C:x") == ("C:x", 1.0) and command._weighted("a") == ("a", 1.0)
-    assert command._weighted(":0.5") == (":0.5", 1.0)
+    assert parse_adapter("a.safetensors:0.5") == AdapterUse("a.safetensors", 0.5) and parse_adapter("a:-1") == AdapterUse("a", -1.0)
+    for name in ("C:x", "a", ":0.5", "model:turbo4"):
+        assert parse_adapter(name) == AdapterUse(name)
+    with pytest.raises(RequestError, match="strength of a: got nan"):
+        parse_adapter("a:nan")
 
 
 def test_a_full_disk_is_the_environments_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
