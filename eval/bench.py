@@ -8,17 +8,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 
-from eval.cases import Workload
+from eval.cases import Workload, make_request
 from eval.clip_check import broken_because
 from eval.energy import EnergyMeter
 from eval.fingerprint import fingerprint
 from eval.throughput import Arm, ClipRow, Cold, Finish, Made, measure, speed_up, summarize, warm_up
 from eval.timing import Clock, WallClock, synchronizer
-from videogen.config import Recipe, Request, as_plain
+from videogen.config import Recipe, recipe_record
 from videogen.errors import EnvironmentFault, say
 from videogen.jobs.run import write_result
 from videogen.media import Encoding
@@ -41,31 +39,11 @@ class Protocol:
     model: str | None = None
 
 
-def _reference_picture(size: tuple[int, int]) -> Image.Image:
-    """A synthetic picture: smooth colours that survive any scaling. `size` is (width, height)."""
-    y, x = np.mgrid[0 : size[1], 0 : size[0]]
-    planes = [np.sin(x / size[0] * 7) * 100 + 128, np.sin(y / size[1] * 5) * 100 + 128, (x + y) % 256]
-    return Image.fromarray(np.stack(planes, axis=-1).astype(np.uint8))
-
-
-def make_request(workload: Workload, pair: int) -> Request:
-    """The request of one pair: prompt and seed follow its number, so that both arms get the same."""
-    reference = (_reference_picture(workload.reference),) if workload.reference else ()
-    return Request(
-        prompt=workload.prompt(abs(pair)),
-        references=reference,
-        size=workload.size,
-        frames=workload.frames,
-        steps=workload.steps,
-        seed=abs(pair),
-    )
-
-
 def make_arm(pipeline: Pipeline, workload: Workload, folder: Path) -> Arm:
     """An arm that renders with this pipeline and writes and checks the clip; the file is removed once it was checked."""
 
     def arm(pair: int) -> Finish:
-        result = pipeline.render(make_request(workload, pair))
+        result = pipeline.render(make_request(workload, pair, pipeline.recipe))
         synchronizer(pipeline.device)()
 
         def finish() -> Made:
@@ -149,7 +127,7 @@ def _report(
         "model": first.source.record(),
         "dtype": str(first.dtype).removeprefix("torch."),
         "device": device.type,
-        "recipes": {name: as_plain(pipeline.recipe) for name, pipeline in pipelines.items()},
+        "recipes": {name: recipe_record(pipeline.recipe) for name, pipeline in pipelines.items()},
         "protocol": asdict(protocol),
         "fingerprint": fingerprint(),
         "arms": [summarize(rows, name, cold, gpus=gpus) for name in names],

@@ -27,7 +27,7 @@ def add_bench(commands: Any, environment: Environment) -> None:
     parser.add_argument("--recipe", default="exact", metavar="A")
     parser.add_argument("--vs", metavar="B", help="a second recipe, interleaved A B B A on the same requests")
     parser.add_argument("--model", metavar="NAME", help="other weights of the same family (default: the workload's)")
-    parser.add_argument("--steps", type=int, metavar="N", help="other forwards than the workload's; stored in the report")
+    parser.add_argument("--steps", type=int, metavar="N", help="other forwards than the workload's; a recipe's own stand above")
     parser.add_argument("--dtype", choices=DTYPES)
     parser.add_argument("--device", choices=DEVICES, default=defaults.device)
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="1; several are not built yet")

@@ -13,7 +13,8 @@ from eval.quality_folders import differing_recipe_fields, pair_folders, read_tri
 from eval.quality_html import contact_sheet
 from eval.quality_report import check_free, write_report
 from eval.quality_trials import Bench, Trial, other_kernel
-from videogen.config import Recipe, as_plain, read_environment
+from videogen.adapters import settle
+from videogen.config import Recipe, as_plain, read_environment, recipe_record
 from videogen.errors import EnvironmentFault, bad, say
 from videogen.media import Encoding
 from videogen.pipeline import open_pipeline
@@ -108,10 +109,12 @@ def _check_sides(required: Sequence[str], height: int, width: int) -> None:
 
 
 def _plan_rendering(rendering: Rendering, output: Output, tell: Callable[[str], None]) -> Planned:
-    new, reference = rendering.arms
     source = find_model(rendering.model, offline=read_environment().offline)
+    new, reference = (settle(recipe, source) for recipe in rendering.arms)
     family = open_family(source)
     cases = read_cases(rendering.prompts, rendering.workflow, rendering.shape, family, reference)
+    for case in cases:
+        family.resolve(case.request, new)
     num_anchors = len(cases) if rendering.anchors is None else rendering.anchors
     if not 0 <= num_anchors <= len(cases):
         raise bad("--anchors", num_anchors, f"from 0 to the number of prompts ({len(cases)})", "change it")
@@ -125,7 +128,7 @@ def _plan_rendering(rendering: Rendering, output: Output, tell: Callable[[str], 
     tell(f"{2 * (len(cases) + num_anchors)} clips to render: {len(cases)} prompts in two arms, {num_anchors} with two anchors; {told}")
     facts = {
         "mode": "render",
-        "recipes": {"new": as_plain(new), "reference": as_plain(reference)},
+        "recipes": {"new": recipe_record(new), "reference": recipe_record(reference)},
         "model": source.record(),
         "settings": as_plain(rendering),
         "settings_text": f"{told} (first prompt), {pipeline.device.type}",

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eval.bench import make_request
-from eval.cases import WORKLOADS, Workload
+from eval.cases import WORKLOADS, Workload, make_request
 from eval.clip_check import broken_because
 from videogen import Result
 from videogen.cli.main import main
@@ -77,7 +76,7 @@ def test_comparing_needs_the_same_thing_on_the_same_machine(
     [
         (["--workload", "nope"], "workload"),
         (["--workload", "pocket-small", "--recipe", "nope"], "recipe"),
-        (["--workload", "pocket-small", "--recipe", "turbo"], "not built yet"),
+        (["--workload", "pocket-small", "--recipe", "draft"], "not built yet"),
         (["--workload", "pocket-small", "--min-clips", "0"], "--min-clips"),
         (["--workload", "pocket-small", "--gpus", "2"], "--gpus"),
         (["--workload", "pocket-small", "--vs", "exact", "--in-flight", "2"], "--in-flight"),
