@@ -3,6 +3,10 @@
 import random
 from dataclasses import dataclass
 
+import numpy as np
+from PIL import Image
+
+from videogen.config import Recipe, Request
 from videogen.errors import bad
 from videogen.pocket.captions import as_badge, draw_scene, full, pictured
 
@@ -58,3 +62,26 @@ def find_workload(name: str) -> Workload:
     if name not in WORKLOADS:
         raise bad("workload", name, f"one of {', '.join(WORKLOADS)}", "see `videogen bench --list`")
     return WORKLOADS[name]
+
+
+def _reference_picture(size: tuple[int, int]) -> Image.Image:
+    """A synthetic picture: smooth colours that survive any scaling. `size` is (width, height)."""
+    y, x = np.mgrid[0 : size[1], 0 : size[0]]
+    planes = [np.sin(x / size[0] * 7) * 100 + 128, np.sin(y / size[1] * 5) * 100 + 128, (x + y) % 256]
+    return Image.fromarray(np.stack(planes, axis=-1).astype(np.uint8))
+
+
+def make_request(workload: Workload, pair: int, recipe: Recipe | None = None) -> Request:
+    """The request of one pair: prompt and seed follow its number, so that both arms get the same.
+
+    Forwards are the workload's, unless the recipe fixes its own.
+    """
+    reference = (_reference_picture(workload.reference),) if workload.reference else ()
+    return Request(
+        prompt=workload.prompt(abs(pair)),
+        references=reference,
+        size=workload.size,
+        frames=workload.frames,
+        steps=None if recipe is not None and recipe.steps else workload.steps,
+        seed=abs(pair),
+    )

@@ -63,20 +63,32 @@ def synchronizer(device: torch.device) -> Callable[[], None]:
     return lambda: None
 
 
+def time_once(call: Callable[[], object], *, synchronize: Callable[[], None] = lambda: None, clock: Clock | None = None) -> float:
+    """Seconds of one call without warm-up, for what cannot be repeated."""
+    source = clock or WallClock()
+    synchronize()
+    began = source.now()
+    call()
+    synchronize()
+    return source.now() - began
+
+
 def time_call(
     call: Callable[[], object],
     *,
     runs: int = MIN_RUNS,
     warmup: int = 2,
+    min_runs: int = MIN_RUNS,
     synchronize: Callable[[], None] = lambda: None,
     clock: Clock | None = None,
 ) -> Timing:
     """Time `call` after `warmup` calls of the same, waiting for the device before each reading.
 
-    Raises ValueError for fewer than five runs: a median of less says nothing.
+    Raises ValueError for fewer than five runs: a median of less says nothing. Lower `min_runs` only where one run takes many
+    seconds, and print the number of runs beside the figure.
     """
-    if runs < MIN_RUNS or warmup < 1:
-        raise ValueError(f"runs and warmup: got {runs} and {warmup}, expected at least {MIN_RUNS} and 1; measure longer")
+    if runs < min_runs or warmup < 1:
+        raise ValueError(f"runs and warmup: got {runs} and {warmup}, expected at least {min_runs} and 1; measure longer")
     source = clock or WallClock()
     for _ in range(warmup):
         call()
