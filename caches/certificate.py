@@ -79,9 +79,13 @@ class Certificate:
             f"({self.violations} of {self.n} calibration clips violated)"
         )
 
+    def to_plain(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return asdict(self)
+
     def to_json(self) -> str:
         """The certificate file's text."""
-        return json.dumps({"schema": SCHEMA} | asdict(self), indent=1, sort_keys=True) + "\n"
+        return json.dumps({"schema": SCHEMA} | self.to_plain(), indent=1, sort_keys=True) + "\n"
 
 
 def read_certificate(text: str, what: str) -> Certificate:

@@ -2,22 +2,25 @@
 
 import argparse
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from caches.calibrate import clips_needed
+from eval.batched_engine import Batch, measure, shard_of
+from eval.cache_cases import cases_of
 from eval.cache_loss import Tolerances
-from eval.calibration import Goal, Losses, certify, walk
-from eval.quality_cases import Case, Shape, fixed_cases
-from videogen.config import DEVICES, DTYPES, Environment, Recipe
+from eval.calibration import Goal, certify, walk
+from eval.losses import Losses
+from eval.quality_cases import Shape
+from videogen.config import DEVICES, DTYPES, Environment, Recipe, StepCache
 from videogen.errors import bad
 from videogen.jobs.plan import parse_size
 from videogen.jobs.run import write_text
-from videogen.pipeline import Pipeline, open_pipeline
+from videogen.pipeline import open_pipeline
 
 logger = logging.getLogger(__name__)
 
-FIRST_CLIP = 512  # of the fixed set: `videogen eval` reports on its beginning, and the two must not share a clip
 LAMBDAS = "0.03,0.05,0.08,0.12,0.17,0.24"
 
 
@@ -36,6 +39,13 @@ def add_calibrate(commands: Any, environment: Environment) -> None:
     parser.add_argument("--clips", type=int, default=52, metavar="N", help="default: %(default)s (2 violations allow alpha 0.1)")
     parser.add_argument("--alpha", type=float, default=0.1, help="share of new clips that may lose too much (default: %(default)s)")
     parser.add_argument("--delta", type=float, default=0.1, help="chance that the calibration misleads (default: %(default)s)")
+    parser.add_argument(
+        "--engine", choices=("pipeline", "batched"), default="pipeline", help="batched: many clips at once, a stratum of its own"
+    )
+    parser.add_argument("--shard", metavar="I/N", help="batched: measure this share into the journal and stop")
+    parser.add_argument("--video-order", type=int, default=1, metavar="0|1")
+    parser.add_argument("--audio-order", type=int, default=1, metavar="0|1")
+    parser.add_argument("--max-streak", type=int, default=3, metavar="N")
     parser.add_argument("--lambdas", default=LAMBDAS, metavar="F,F,...", help="walked in this order, default: %(default)s")
     for name, unit in (("video", "1 - SSIM of the worst frames"), ("motion", "grey levels"), ("spectrum", "dB"), ("level", "dB")):
         parser.add_argument(f"--{name}", type=float, default=getattr(tolerances, name), help=f"tolerance, {unit} (default: %(default)s)")
@@ -54,13 +64,10 @@ def _goal(args: argparse.Namespace) -> Goal:
         ) from None
     if args.clips < fewest:
         raise bad("--clips", args.clips, f"at least {fewest} for alpha {args.alpha:g} at delta {args.delta:g}", "measure more clips")
-    return Goal(lambdas, args.alpha, args.delta, Tolerances(args.video, args.motion, args.spectrum, args.level))
-
-
-def _cases(args: argparse.Namespace, pipeline: Pipeline) -> list[Case]:
-    size = parse_size("--size", args.size) if args.size else None
-    shape = Shape(size=size, frames=args.frames, steps=args.steps)
-    return fixed_cases(FIRST_CLIP + args.clips, args.workflow, shape, pipeline.family, pipeline.recipe)[FIRST_CLIP:]
+    options = StepCache(max_streak=args.max_streak, video_order=args.video_order, audio_order=args.audio_order)
+    parallel = Batch().parallel if args.engine == "batched" else "1"
+    tolerances = Tolerances(args.video, args.motion, args.spectrum, args.level)
+    return Goal(lambdas, args.alpha, args.delta, tolerances, options, parallel)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,10 +75,22 @@ def run(args: argparse.Namespace) -> int:
     goal, output = _goal(args), Path(args.output).expanduser()
     if output.exists() and not args.overwrite:
         raise bad("--output", str(output), "a new file", "choose another, or pass --overwrite")
+    if args.shard and args.engine != "batched":
+        raise bad("--shard", args.shard, "only with --engine batched", "drop it")
     pipeline = open_pipeline(args.model, Recipe(dtype=args.dtype), device=args.device)
-    cases = _cases(args, pipeline)
+    size = parse_size("--size", args.size) if args.size else None
+    cases = cases_of("calibrate", args.clips, args.workflow, Shape(size=size, frames=args.frames, steps=args.steps), pipeline)
     losses = Losses(output.with_suffix(".losses.jsonl"))
-    verdict = walk(pipeline, cases, goal, losses, lambda text: logger.info("%s", text))
+
+    def tell(text: str) -> None:
+        logger.info("%s", text)
+
+    if args.engine == "batched":
+        plans = [(replace(goal.options, lam=lam), losses) for lam in goal.lambdas]
+        measure(pipeline, shard_of(cases, args.shard) if args.shard else cases, plans, Batch(), tell)
+    if args.shard:
+        return 0
+    verdict = walk(pipeline, cases, goal, losses, tell)
     if verdict.lam == 0:
         args.say(f"no lambda certified: {verdict.message}")
         return 4

@@ -1,18 +1,16 @@
 """Walks the lambdas of the step cache over calibration clips and writes the certificate; resumable, since it takes hours."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
 
 from caches.calibrate import Verdict, is_violation, learn_then_test
 from caches.certificate import Certificate
 from eval.cache_loss import Tolerances, loss, loss_parts
+from eval.losses import Losses
 from eval.metrics.pair import Clip, Pair
 from eval.quality_cases import Case
 from eval.quality_trials import as_clip
-from videogen.config import Recipe, StepCache
+from videogen.config import StepCache
 from videogen.errors import bad
 from videogen.identity import hash_settings
 from videogen.pipeline import Pipeline
@@ -23,43 +21,26 @@ KEPT_BYTES = 3_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is to be promised: P(loss > tolerances) <= alpha with confidence 1 - delta, at the largest of `lambdas`."""
+    """What is to be promised: P(loss > tolerances) <= alpha with confidence 1 - delta, at the largest of `lambdas`.
+
+    `options` are the cache's other settings; `parallel` is how clips are computed, part of the stratum.
+    """
 
     lambdas: tuple[float, ...]
     alpha: float
     delta: float
     tolerances: Tolerances
+    options: StepCache
+    parallel: str = "1"
 
     def __post_init__(self) -> None:
         if not self.lambdas or list(self.lambdas) != sorted(set(self.lambdas)) or self.lambdas[0] <= 0:
             raise bad("--lambdas", self.lambdas, "positive numbers in rising order, fixed before anything is measured", "correct them")
 
 
-class Losses:
-    """Every measured loss, one JSON line each, so that an interrupted calibration goes on where it stopped."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.rows: dict[tuple[float, str], dict[str, Any]] = {}
-        if path.is_file():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                try:
-                    row = json.loads(line)
-                except json.JSONDecodeError:
-                    continue
-                self.rows[row["lam"], row["case"]] = row
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Keep one loss, on disk first."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, sort_keys=True) + "\n")
-        self.rows[row["lam"], row["case"]] = row
-
-
-def with_lambda(pipeline: Pipeline, lam: float) -> Pipeline:
-    """The same weights under the exact recipe with a step cache."""
-    recipe = Recipe(name=f"lambda {lam:g}", steps=pipeline.recipe.steps, dtype=pipeline.recipe.dtype, cache=StepCache(lam=lam))
-    return pipeline.sharing(recipe)
+def with_lambda(pipeline: Pipeline, options: StepCache, lam: float) -> Pipeline:
+    """The same weights and adapters with a step cache."""
+    return pipeline.sharing(replace(pipeline.recipe, name=f"lambda {lam:g}", cache=replace(options, lam=lam)))
 
 
 class References:
@@ -80,11 +61,11 @@ class References:
         return clip
 
 
-def _measure(references: References, case: Case, lam: float, losses: Losses) -> None:
+def _measure(references: References, case: Case, options: StepCache, lam: float, losses: Losses) -> None:
     """Render a case at a lambda, unless that was done before, and keep what it lost."""
     if (lam, case.name) in losses.rows:
         return
-    result = with_lambda(references.pipeline, lam).render(replace(case.request, seed=case.seed))
+    result = with_lambda(references.pipeline, options, lam).render(replace(case.request, seed=case.seed))
     pair = Pair(as_clip(result, f"lambda {lam:g}"), references.clip(case))
     cache = result.record["cache"]
     losses.add({"lam": lam, "case": case.name, "parts": loss_parts(pair), "reused": cache["reused"] / len(cache["steps"])})
@@ -97,7 +78,7 @@ def walk(pipeline: Pipeline, cases: Sequence[Case], goal: Goal, losses: Losses, 
     references = References(pipeline)
     for lam in goal.lambdas:
         for case in cases:
-            _measure(references, case, lam, losses)
+            _measure(references, case, goal.options, lam, losses)
         measured[lam] = [loss(losses.rows[lam, case.name]["parts"], goal.tolerances) for case in cases]
         verdict = learn_then_test(measured, alpha=goal.alpha, delta=goal.delta)
         bad_ones, reused = sum(map(is_violation, measured[lam])), mean_reused(losses, lam, cases)
@@ -120,10 +101,10 @@ def certify(pipeline: Pipeline, cases: Sequence[Case], goal: Goal, verdict: Verd
     prints = set()
     for case in cases:
         resolved = pipeline.family.resolve(case.request, pipeline.recipe)
-        prints.add(pipeline.stratum(resolved))
+        prints.add(replace(pipeline.stratum(resolved), parallel=goal.parallel))
     if len(prints) != 1:
         raise bad("calibration clips", f"{len(prints)} strata", "one workflow, canvas, length and number of steps", "calibrate each apart")
-    options = StepCache(lam=verdict.lam)
+    options = goal.options
     return Certificate(
         fingerprint=prints.pop(),
         lam=verdict.lam,

@@ -1,5 +1,6 @@
 """What an evaluation renders: the first N of a workflow's fixed set, or a job file; pictures are drawn, nothing is downloaded."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,15 +70,21 @@ def fixed_cases(number: int, workflow: str, shape: Shape, family: H3Family, reci
     most = max(prompts.SIZES)
     if not 1 <= number <= most:
         raise bad("--prompts", number, f"from 1 to {most}, or a job file", "change it")
+    return make_cases(prompts.load(workflow, number), shape, family, recipe)
+
+
+def make_cases(items: Sequence[prompts.EvalRequest], shape: Shape, family: H3Family, recipe: Recipe) -> list[Case]:
+    """Cases of stored or drawn requests."""
     settled = family.resolve(shape.lay_over(Request(prompt="size")), recipe)
     canvas = (settled.width, settled.height)
     cases = []
-    for item in prompts.load(workflow, number):
-        layout = world.plan([item.scene], [item.world_seed], badge=workflow == "ref2va", aspect=canvas[0] / canvas[1])
+    for item in items:
+        is_badge = item.workflow == "ref2va"
+        layout = world.plan([item.scene], [item.world_seed], badge=is_badge, aspect=canvas[0] / canvas[1])
         last_s = (settled.frames - 1) / world.FPS
         pictures = _pictures(item, layout, canvas, last_s)
         request = shape.lay_over(Request(prompt=item.prompt, **pictures))
-        cases.append(Case(item.id, request, item.seed, item.scene, layout if workflow == "ref2va" else None))
+        cases.append(Case(item.id, request, item.seed, item.scene, layout if is_badge else None))
     return cases
 
 
@@ -103,7 +110,7 @@ def _file_cases(path: Path, shape: Shape) -> list[Case]:
         raise bad("--prompts", str(path), "a number or an existing job file", "check the path")
     cases = []
     for index, raw in enumerate(read_jobs(path)):
-        unusual = sorted({"recipe", "repeat", "output", "cache_lambda"} & set(raw.values))
+        unusual = sorted({"recipe", "repeat", "output", "cache_lambda", "lora", "lora_contract", "lora_fuse"} & set(raw.values))
         if unusual:
             raise bad(f"{raw.place}: key", unusual[0], "what describes one clip", "remove it: both arms render every line once")
         request = shape.lay_over(make_request(raw))

@@ -33,16 +33,15 @@ def audio_snr(pair: Pair) -> float:
 
 def log_spectral_distance(pair: Pair) -> float:
     """Root mean square over frequency of the difference of log power spectra (Gray and Markel 1976), mean over time, in dB."""
-    new, reference = _log_power(pair.new), _log_power(pair.reference)
+    new, reference = (log_power(torch.from_numpy(np.ascontiguousarray(clip.audio))) for clip in (pair.new, pair.reference))
     return float((new - reference).square().mean(dim=1).sqrt().mean())
 
 
-def _log_power(clip: Clip) -> torch.Tensor:
-    """(channels, frequencies, times) in dB; a full-scale sine is near -6, the floor is -100."""
-    samples = torch.from_numpy(np.ascontiguousarray(clip.audio)).double()
+def log_power(samples: torch.Tensor) -> torch.Tensor:
+    """(channels, frequencies, times) in dB of (channels, samples); a full-scale sine is near -6, the floor is -100."""
     size = min(_WINDOW, samples.shape[1])
-    window = torch.hann_window(size, dtype=torch.float64)
-    bins = torch.stft(samples, size, hop_length=max(1, size // 4), window=window, center=False, return_complex=True)
+    window = torch.hann_window(size, dtype=torch.float64, device=samples.device)
+    bins = torch.stft(samples.double(), size, hop_length=max(1, size // 4), window=window, center=False, return_complex=True)
     return 10 * ((bins.abs() / window.sum()) ** 2).clamp(min=_POWER_FLOOR).log10()
 
 

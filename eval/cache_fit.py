@@ -1,0 +1,102 @@
+"""What each lambda and order of extrapolation loses on the fit part, before anything is promised: `python -m eval.cache_fit`.
+
+Its table decides the ladder of lambdas, the orders and the tolerances that a calibration on other clips then tests.
+"""
+
+import argparse
+import logging
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eval.batched_engine import Batch, measure, shard_of
+from eval.cache_cases import cases_of
+from eval.losses import Losses
+from eval.quality_cases import Case, Shape
+from videogen.config import DEVICES, DTYPES, Recipe, StepCache
+from videogen.jobs.plan import parse_size
+from videogen.jobs.run import write_json
+from videogen.pipeline import open_pipeline
+
+logger = logging.getLogger(__name__)
+
+SCHEMA = "videogen.cache-fit/1"
+LAMBDAS = "0.02,0.03,0.04,0.06,0.08,0.12,0.17,0.24,0.34"
+QUANTILES = (0.5, 0.9, 0.95, 0.99)
+
+
+def settings(lambdas: str, orders: str, streaks: str) -> list[StepCache]:
+    """Every combination; orders are two digits, video then audio."""
+    every = product(streaks.split(","), orders.split(","), lambdas.split(","))
+    return [
+        StepCache(lam=float(lam), max_streak=int(streak), video_order=int(order[0]), audio_order=int(order[1]))
+        for streak, order, lam in every
+    ]
+
+
+def journal(folder: Path, options: StepCache) -> Path:
+    """Where losses of these orders and this streak are kept."""
+    return folder / f"orders-{options.video_order}{options.audio_order}-streak-{options.max_streak}.losses.jsonl"
+
+
+def row_of(options: StepCache, losses: Losses, cases: Sequence[Case]) -> dict[str, Any]:
+    """One setting: the share of steps computed, and each part's mean and quantiles over the cases."""
+    rows = [losses.rows[options.lam, case.name] for case in cases]
+    parts = {name: np.asarray([row["parts"][name] for row in rows]) for name in rows[0]["parts"]}
+    return {
+        "lambda": options.lam,
+        "max_streak": options.max_streak,
+        "video_order": options.video_order,
+        "audio_order": options.audio_order,
+        "clips": len(rows),
+        "computed": 1 - float(np.mean([row["reused"] for row in rows])),
+        "parts": {
+            name: {"mean": float(values.mean())} | {f"q{100 * q:g}": float(np.quantile(values, q)) for q in QUANTILES}
+            for name, values in parts.items()
+        },
+    }
+
+
+def main() -> None:
+    """`python -m eval.cache_fit`."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="pocket")
+    parser.add_argument("--workflow", default="t2va")
+    parser.add_argument("--clips", type=int, default=48)
+    parser.add_argument("--size")
+    parser.add_argument("--frames", type=int)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--lambdas", default=LAMBDAS)
+    parser.add_argument("--orders", default="11,10,00", help="of video and audio")
+    parser.add_argument("--streaks", default="3")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto")
+    parser.add_argument("--device", choices=DEVICES, default="auto")
+    parser.add_argument("--shard", metavar="I/N", help="measure this share into the journals and stop")
+    parser.add_argument("--out", type=Path, default=Path("runs/cache-fit"))
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    pipeline = open_pipeline(args.model, Recipe(dtype=args.dtype), device=args.device)
+    shape = Shape(size=parse_size("--size", args.size) if args.size else None, frames=args.frames, steps=args.steps)
+    cases = cases_of("fit", args.clips, args.workflow, shape, pipeline)
+    wanted = settings(args.lambdas, args.orders, args.streaks)
+    kept = {path: Losses(path) for path in {journal(args.out, options) for options in wanted}}
+    plans = [(options, kept[journal(args.out, options)]) for options in wanted]
+    measure(pipeline, shard_of(cases, args.shard) if args.shard else cases, plans, Batch(), lambda text: logger.info("%s", text))
+    if args.shard:
+        return
+    rows = [row_of(options, losses, cases) for options, losses in plans]
+    write_json(
+        args.out / "cache-fit.json", {"schema": SCHEMA, "model": pipeline.source.record(), "parallel": Batch().parallel, "rows": rows}
+    )
+    for row in rows:
+        worst = ", ".join(f"{name} {found['mean']:.3g} (95 %: {found['q95']:.3g})" for name, found in row["parts"].items())
+        name = f"lambda {row['lambda']:g} orders {row['video_order']}{row['audio_order']} streak {row['max_streak']}"
+        logger.info("%s: %.3f computed; %s", name, row["computed"], worst)
+
+
+if __name__ == "__main__":
+    main()
