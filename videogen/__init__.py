@@ -1,19 +1,19 @@
 """videogen: render clips with open video diffusion models faster, and say what each speed-up costs.
 
-Public names: `open_pipeline`, `render`, `Request`, `Recipe`, `Result`. Importing this package loads no torch.
+Public names: `open_pipeline`, `render`, `Request`, `Recipe`, `Adapters`, `AdapterUse`, `Result`. Importing this package loads no torch.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from videogen.config import Recipe, Request
+from videogen.config import Adapters, AdapterUse, Recipe, Request
 from videogen.result import Result
 
 if TYPE_CHECKING:
     from videogen.pipeline import open_pipeline, render
 
 __version__ = "0.1.0"
-__all__ = ["Recipe", "Request", "Result", "__version__", "open_pipeline", "render"]
+__all__ = ["AdapterUse", "Adapters", "Recipe", "Request", "Result", "__version__", "open_pipeline", "render"]
 
 
 def __getattr__(name: str) -> object:

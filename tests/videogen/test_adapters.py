@@ -78,7 +78,9 @@ def test_the_contract_holds_for_its_own_requests_and_leaves_no_trace(pipeline: P
     two = pipeline.sharing(using(write(tmp_path / "b.safetensors", 2, sigmas="1, 0.4, 0")))
     before = pipeline.render(replace(PLAIN, steps=2))
     first = one.render(PLAIN)
-    model = transformer_of(pipeline._opened["t2va"])
+    pipe, own = pipeline._opened["t2va"], pipeline.family.geometry
+    assert (pipe.scheduler.shift, pipe.audio_scheduler.shift) == (own.video_shift, own.audio_shift)
+    model = transformer_of(pipe)
     attachment = attached_to(model)
     assert attachment is not None and attached_to(transformer_of(one.load("t2va"))) is attachment
     other = two.render(PLAIN)

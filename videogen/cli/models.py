@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import Any
 
-from videogen.config import Environment, read_environment
+from videogen.config import SHIPPED, Environment, read_environment
 from videogen.families.h3 import FPS, canvas_for_aspect, snap_frames
 from videogen.source import find_model, open_family
 
@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
         "seconds": f"{shortest / FPS:.3f} to {g.max_frames / FPS:.3f}",
         "fps": FPS,
         "steps": g.default_steps,
+        "adapters": [f"{SHIPPED}{path.stem}" for path in sorted(source.adapters_folder.glob("*.safetensors"))],
     }
-    told = {name: ", ".join(value) if isinstance(value, list) else value for name, value in facts.items() if value != ""}
+    told = {name: ", ".join(value) if isinstance(value, list) else value for name, value in facts.items() if value not in ("", [])}
     print(json.dumps(facts) if args.json else "\n".join(f"{name:<10} {value}" for name, value in told.items()))
     return 0

@@ -82,7 +82,7 @@ def _add_adapter_options(how: Any) -> None:
         metavar="WORD",
         help="apply (default), ignore, or FIELD=VALUE such as shift_video=6 where the file does not say (repeatable)",
     )
-    how.add_argument("--lora-fuse", action="store_true", default=None, help="write adapters into the weights: faster steps, slower start")
+    how.add_argument("--lora-fuse", action="store_true", default=None, help="write adapters into the weights, not beside them")
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
