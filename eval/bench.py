@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from eval.arms import open_arms
 from eval.cases import Workload, make_request
 from eval.clip_check import broken_because
 from eval.energy import EnergyMeter
@@ -20,7 +21,7 @@ from videogen.config import Recipe, recipe_record
 from videogen.errors import EnvironmentFault, say
 from videogen.jobs.run import write_result
 from videogen.media import Encoding
-from videogen.pipeline import Pipeline, open_pipeline, peak_memory_mb
+from videogen.pipeline import Pipeline, peak_memory_mb
 
 SCHEMA = "videogen.bench/1"
 Told = Callable[[str], None]
@@ -41,10 +42,16 @@ class Protocol:
 
 def make_arm(pipeline: Pipeline, workload: Workload, folder: Path) -> Arm:
     """An arm that renders with this pipeline and writes and checks the clip; the file is removed once it was checked."""
+    meter, device = EnergyMeter(pipeline.device), pipeline.device
 
     def arm(pair: int) -> Finish:
+        before_wh = meter.read_wh()
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
         result = pipeline.render(make_request(workload, pair, pipeline.recipe))
-        synchronizer(pipeline.device)()
+        synchronizer(device)()
+        peak_mb, after_wh = peak_memory_mb(device) if device.type == "cuda" else None, meter.read_wh()
+        energy_wh = None if before_wh is None or after_wh is None else after_wh - before_wh
 
         def finish() -> Made:
             began = WallClock().now()
@@ -56,7 +63,7 @@ def make_arm(pipeline: Pipeline, workload: Workload, folder: Path) -> Arm:
             if not broken and info.audio_codec is None:
                 broken = "no audio stream"
             reused = int(result.record["cache"]["reused"])
-            return Made(stages, int(result.record["forwards"]), reused, broken)
+            return Made(stages, int(result.record["forwards"]), reused, broken, peak_mb, energy_wh)
 
         return finish
 
@@ -72,14 +79,19 @@ def _scratch() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _open(workload: Workload, recipe: Recipe, protocol: Protocol, clock: Clock) -> tuple[Pipeline, float]:
-    """An opened arm with its weights loaded, and the seconds that took."""
-    began = clock.now()
-    pipeline = open_pipeline(protocol.model or workload.model, recipe, device=protocol.device)
-    if workload.needs_gpu and pipeline.device.type != "cuda":
+def _open(workload: Workload, recipes: dict[str, Recipe], protocol: Protocol, clock: Clock, cold: Cold) -> dict[str, Pipeline]:
+    """The opened arms, loaded. The seconds of weights that arms share count for each of them: alone it would have paid them."""
+    pipelines = open_arms(protocol.model or workload.model, recipes, protocol.device)
+    device = next(iter(pipelines.values())).device
+    if workload.needs_gpu and device.type != "cuda":
         raise EnvironmentFault(say(f"workload {workload.name}", "no CUDA device", "a GPU", "use a pocket workload on this machine"))
-    pipeline.load("ref2va" if workload.reference else "t2va")
-    return pipeline, clock.now() - began
+    paid: dict[torch.dtype, float] = {}  # arms of one dtype share weights
+    for name, pipeline in pipelines.items():
+        began = clock.now()
+        pipeline.load(workload.workflow)
+        cold.load_s[name] = paid.get(pipeline.dtype, 0.0) + clock.now() - began
+        paid.setdefault(pipeline.dtype, cold.load_s[name])
+    return pipelines
 
 
 def run_bench(workload: Workload, recipes: dict[str, Recipe], protocol: Protocol, *, tell: Told) -> dict[str, Any]:
@@ -88,52 +100,43 @@ def run_bench(workload: Workload, recipes: dict[str, Recipe], protocol: Protocol
     Raises RequestError or EnvironmentFault before anything is measured when an arm cannot run.
     """
     clock, cold = WallClock(), Cold()
-    pipelines: dict[str, Pipeline] = {}
-    for name, recipe in recipes.items():
-        pipelines[name], cold.load_s[name] = _open(workload, recipe, protocol, clock)
-        tell(f"{name}: loaded in {cold.load_s[name]:.1f} s")
-    device = next(iter(pipelines.values())).device
+    pipelines = _open(workload, recipes, protocol, clock, cold)
+    tell("loaded: " + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in cold.load_s.items()))
     runs: list[list[ClipRow]] = []
+
+    def ready(name: str) -> object:
+        return pipelines[name].load(workload.workflow)
+
     with _scratch() as folder:
         arms = {name: make_arm(pipeline, workload, folder) for name, pipeline in pipelines.items()}
-        cold.warmup_s = warm_up(arms, max(protocol.warmup, protocol.in_flight), clock)
+        cold.warmup_s = warm_up(arms, max(protocol.warmup, protocol.in_flight), clock, ready)
         tell("warm-up: " + ", ".join(f"{name} {[round(s, 2) for s in taken]} s" for name, taken in cold.warmup_s.items()))
-        meter = EnergyMeter(device)
+        limits: dict[str, Any] = {"min_clips": protocol.min_clips, "min_seconds": protocol.min_seconds, "in_flight": protocol.in_flight}
         for number in range(protocol.repeat):
-            rows = measure(arms, min_clips=protocol.min_clips, min_seconds=protocol.min_seconds, clock=clock, in_flight=protocol.in_flight)
+            rows = measure(arms, **limits, clock=clock, ready=ready)
             runs.append(rows)
             tell(f"repetition {number + 1} of {protocol.repeat}: {len(rows)} clips")
-        energy_wh = meter.read_wh()
-    return _report(workload, pipelines, protocol, cold, runs, device, energy_wh)
+    return _report(workload, pipelines, protocol, cold, runs)
 
 
 def _report(
-    workload: Workload,
-    pipelines: dict[str, Pipeline],
-    protocol: Protocol,
-    cold: Cold,
-    runs: list[list[ClipRow]],
-    device: torch.device,
-    energy_wh: float | None,
+    workload: Workload, pipelines: dict[str, Pipeline], protocol: Protocol, cold: Cold, runs: list[list[ClipRow]]
 ) -> dict[str, Any]:
-    gpus = int(device.type == "cuda")
+    first, names = next(iter(pipelines.values())), list(pipelines)
+    gpus = int(first.device.type == "cuda")
     rows = [row for run in runs for row in run]
-    names = list(pipelines)
-    first = next(iter(pipelines.values()))
-    good = sum(not row.broken for row in rows)
     return {
         "schema": SCHEMA,
         "workload": asdict(workload),
         "model": first.source.record(),
         "dtype": str(first.dtype).removeprefix("torch."),
-        "device": device.type,
+        "device": first.device.type,
         "recipes": {name: recipe_record(pipeline.recipe) for name, pipeline in pipelines.items()},
         "protocol": asdict(protocol),
         "fingerprint": fingerprint(),
         "arms": [summarize(rows, name, cold, gpus=gpus) for name in names],
         "repetitions": [[summarize(run, name, cold, gpus=gpus)["clips_per_hour_machine"] for name in names] for run in runs],
         "speed_up": speed_up(rows, names[0], names[1]) if len(names) == 2 else None,
-        "peak_memory_mb": {"device": peak_memory_mb(device) if gpus else None, "host": peak_memory_mb(torch.device("cpu"))},
-        "energy_wh_per_clip": energy_wh / good if energy_wh is not None and good else None,
+        "peak_host_mb": peak_memory_mb(torch.device("cpu")),
         "clips": [asdict(row) | {"repetition": number, "seconds": row.seconds} for number, run in enumerate(runs) for row in run],
     }

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from eval.bench import Protocol, run_bench
-from eval.bench_report import check_free, markdown, write_report
+from eval.bench_report import FILES, markdown, write_report
 from eval.cases import WORKLOADS, find_workload
+from eval.report_folder import check_free
 from videogen.config import DEVICES, DTYPES, Environment, Recipe
 from videogen.errors import RequestError, bad, say
 from videogen.recipes import find_recipe
@@ -49,7 +50,8 @@ def _protocol(args: argparse.Namespace) -> Protocol:
     if not 0 <= args.min_seconds < 1e6:
         raise bad("--min-seconds", args.min_seconds, "from 0 to 1,000,000", "change it")
     if args.gpus != 1:
-        raise bad("--gpus", args.gpus, "1", "several GPUs are not built yet")
+        do = "start one bench per GPU, each with CUDA_VISIBLE_DEVICES and its own -o, at the same time, and add up their clips/h"
+        raise bad("--gpus", args.gpus, "1: several in one run are not built yet", do)
     if args.in_flight > 1 and args.vs:
         raise bad("--in-flight with --vs", args.in_flight, "1 when two recipes are compared", "measure them one at a time")
     return Protocol(args.min_clips, args.min_seconds, args.in_flight, args.repeat, args.warmup, args.device, args.model)
@@ -77,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     if args.steps is not None:
         workload = replace(workload, steps=args.steps)
     folder = Path(args.output_dir or f"benches/{workload.name}").expanduser()
-    check_free(folder, overwrite=args.overwrite)
+    check_free(folder, FILES[0], overwrite=args.overwrite)
     report = run_bench(workload, arms, protocol, tell=lambda text: logger.info("%s", text))
     paths = write_report(folder, report, overwrite=args.overwrite)
     args.say(json.dumps(report) if args.json else markdown(report) + f"\n{paths[0]}")

@@ -8,9 +8,11 @@ from typing import Any
 
 from eval.bench import SCHEMA
 from eval.fingerprint import differing_keys
+from eval.report_folder import check_free, make_folder
 from videogen.errors import bad
 from videogen.jobs.run import write_json, write_text
 
+FILES = ("bench.json", "bench.md", "clips.csv")
 _CSV = ("arm", "repetition", "pair", "seed", "began_s", "ended_s", "seconds", "forwards", "reused", "broken")
 
 
@@ -58,8 +60,10 @@ def markdown(report: dict[str, Any]) -> str:
     ratio = report["speed_up"]
     if ratio:
         lines += ["", f"{ratio['other']} against {ratio['base']}: {ratio.get('text', 'no whole pair')} times, {ratio['pairs']} pairs."]
-    memory = report["peak_memory_mb"]
-    lines += ["", f"Peak memory: device {_number(memory['device'], 0)} MB, host {_number(memory['host'], 0)} MB."]
+    device = ", ".join(f"{arm['arm']} {_number(arm['peak_device_mb'], 0)} MB" for arm in report["arms"] if arm["peak_device_mb"])
+    energy = ", ".join(f"{arm['arm']} {arm['energy_wh_per_clip']:.3f} Wh" for arm in report["arms"] if arm["energy_wh_per_clip"])
+    host = f"{report['peak_host_mb']:.0f} MB"
+    lines += ["", f"Peak memory: device {device or 'n/a'}; host, all arms, {host}. Energy per clip: {energy or 'n/a'}."]
     return "\n".join(lines) + "\n"
 
 
@@ -77,19 +81,13 @@ def write_report(folder: Path, report: dict[str, Any], *, overwrite: bool) -> li
 
     Raises RequestError when a report is already there and `overwrite` is not wanted.
     """
-    check_free(folder, overwrite=overwrite)
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / "bench.json", folder / "bench.md", folder / "clips.csv"]
+    check_free(folder, FILES[0], overwrite=overwrite)
+    make_folder(folder)
+    paths = [folder / name for name in FILES]
     write_json(paths[0], report)
     write_text(paths[1], markdown(report))
     write_text(paths[2], clips_csv(report))
     return paths
-
-
-def check_free(folder: Path, *, overwrite: bool) -> None:
-    """Raise RequestError when the folder holds a report that must stay."""
-    if (folder / "bench.json").exists() and not overwrite:
-        raise bad("--output-dir", str(folder), "a folder without bench.json", "choose another, or pass --overwrite")
 
 
 def read_report(path: Path) -> dict[str, Any]:

@@ -29,6 +29,11 @@ class Workload:
     needs_gpu: bool = False
     note: str = ""
 
+    @property
+    def workflow(self) -> str:
+        """The workflow of its requests."""
+        return "t2va" if self.reference is None else "ref2va"
+
     def prompt(self, index: int) -> str:
         """The prompt of clip `index`: pocket captions for pocket models, one fixed long prompt at real size."""
         if self.needs_gpu:

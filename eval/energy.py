@@ -7,33 +7,29 @@ import torch
 
 
 class EnergyMeter:
-    """Reads the counter when made and when asked; NVML counts millijoules since the driver was loaded."""
+    """Reads the counter of one device. NVML numbers all devices of the machine, CUDA only the visible ones: matched by UUID."""
 
     def __init__(self, device: torch.device) -> None:
         self._nvml = _nvml() if device.type == "cuda" else None
-        self._index = device.index or 0
-        self._start_mj = self._now_mj()
+        self._uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}" if self._nvml is not None else ""
 
-    def _now_mj(self) -> int | None:
+    def read_wh(self) -> float | None:
+        """Watt-hours of the whole device since its driver was loaded; None where NVML does not count."""
         if self._nvml is None:
             return None
         try:
-            return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._nvml.nvmlDeviceGetHandleByIndex(self._index)))
+            return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._nvml.nvmlDeviceGetHandleByUUID(self._uuid))) / 3.6e6
         except self._nvml.NVMLError:
             return None
-
-    def read_wh(self) -> float | None:
-        """Watt-hours since the meter was made, of the whole device; None where NVML does not count."""
-        now_mj = self._now_mj()
-        if now_mj is None or self._start_mj is None:
-            return None
-        return (now_mj - self._start_mj) / 3.6e6
 
 
 def _nvml() -> Any:
     try:
         module = importlib.import_module("pynvml")
+    except ImportError:
+        return None
+    try:
         module.nvmlInit()
-    except (ImportError, RuntimeError, OSError):
+    except module.NVMLError:
         return None
     return module

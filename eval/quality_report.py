@@ -9,25 +9,16 @@ from eval import quality_tables as tables
 from eval.quality import Scored
 from eval.quality_html import page
 from eval.quality_tables import Table
-from eval.quality_trials import make_folder
-from videogen.errors import bad
+from eval.report_folder import check_free, make_folder
 from videogen.jobs.run import write_json, write_text
 
 FILES = ("eval.json", "eval.md", "report.html")
 FEW_CLIPS = 20
 
 
-def check_free(folder: Path, *, overwrite: bool) -> None:
-    """Raise RequestError when the folder is none, or holds a report that must stay."""
-    if folder.exists() and not folder.is_dir():
-        raise bad("--output-dir", str(folder), "a folder", "choose another path")
-    if (folder / FILES[0]).exists() and not overwrite:
-        raise bad("--output-dir", str(folder), f"a folder without {FILES[0]}", "choose another, or pass --overwrite")
-
-
 def write_report(folder: Path, report: dict[str, Any], rows: Sequence[Scored], *, overwrite: bool) -> list[Path]:
     """Write the three files, the JSON last: who sees eval.json sees all of it."""
-    check_free(folder, overwrite=overwrite)
+    check_free(folder, FILES[0], overwrite=overwrite)
     json.dumps(report, allow_nan=False)  # our own invariant: what is written is valid JSON
     make_folder(folder)
     data, table, html = (folder / name for name in FILES)

@@ -5,19 +5,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from eval.arms import open_arms
 from eval.fingerprint import fingerprint
 from eval.metrics.registry import Metric, find_metric, too_small, usable
 from eval.quality import make_report, score_all
 from eval.quality_cases import Shape, read_cases
 from eval.quality_folders import differing_recipe_fields, pair_folders, read_trials
 from eval.quality_html import contact_sheet
-from eval.quality_report import check_free, write_report
+from eval.quality_report import FILES, write_report
 from eval.quality_trials import Bench, Trial, other_kernel
+from eval.report_folder import check_free
 from videogen.adapters import settle
 from videogen.config import Recipe, as_plain, read_environment, recipe_record
 from videogen.errors import EnvironmentFault, bad, say
 from videogen.media import Encoding
-from videogen.pipeline import open_pipeline
 from videogen.recipes import find_recipe, with_cache
 from videogen.source import find_model, open_family
 
@@ -95,7 +96,7 @@ def evaluate_folders(new: Path, reference: Path, output: Output, tell: Callable[
 
 
 def _metrics(output: Output) -> tuple[Metric, ...]:
-    check_free(output.folder, overwrite=output.overwrite)
+    check_free(output.folder, FILES[0], overwrite=output.overwrite)
     for name in output.required:
         if reason := find_metric(name).lacks():
             raise EnvironmentFault(say(f"metric {name}", reason, "everything it needs", "provide it, or drop --require"))
@@ -120,9 +121,9 @@ def _plan_rendering(rendering: Rendering, output: Output, tell: Callable[[str], 
         raise bad("--anchors", num_anchors, f"from 0 to the number of prompts ({len(cases)})", "change it")
     settled = family.resolve(cases[0].request, reference)
     _check_sides(output.required, settled.height, settled.width)
-    pipeline = open_pipeline(source, reference, device=rendering.device)
-    other = pipeline if new == reference else open_pipeline(source, new, device=rendering.device)
-    bench = Bench(other, pipeline, pipeline.device, output.folder, num_anchors, Encoding(lossless=rendering.lossless))
+    arms = open_arms(source, {"reference": reference, "new": new}, rendering.device)
+    pipeline = arms["reference"]
+    bench = Bench(arms["new"], pipeline, pipeline.device, output.folder, num_anchors, Encoding(lossless=rendering.lossless))
     told = f"{settled.width}x{settled.height}, {settled.frames} frames, {settled.steps} forwards, {settled.workflow}"
     kernel, _ = other_kernel(pipeline.device)
     tell(f"{2 * (len(cases) + num_anchors)} clips to render: {len(cases)} prompts in two arms, {num_anchors} with two anchors; {told}")

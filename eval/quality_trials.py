@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from eval.metrics.pair import Clip
 from eval.quality_cases import Case, other_seed
+from eval.report_folder import make_folder
 from videogen.config import Request
 from videogen.errors import EnvironmentFault, VideogenError, say
 from videogen.identity import canonical_json
@@ -70,15 +71,6 @@ class Trial:
 def other_kernel(device: torch.device) -> tuple[str, SDPBackend]:
     """The attention kernel of the floor: plain matrix products on a CPU; on a GPU the memory-efficient one, for S^2 would not fit."""
     return ("math", SDPBackend.MATH) if device.type == "cpu" else ("efficient", SDPBackend.EFFICIENT_ATTENTION)
-
-
-def make_folder(folder: Path) -> None:
-    """The folder and its parents. Raises EnvironmentFault when the disk refuses."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        told = say("output folder", str(folder), "a folder that can be written", error.strerror or str(error))
-        raise EnvironmentFault(told) from None
 
 
 def as_clip(result: Result, name: str) -> Clip:

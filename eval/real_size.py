@@ -19,10 +19,11 @@ from eval.block_times import EXACT_BACKENDS, NATIVE, attending, fastest, only_fi
 from eval.cases import WORKLOADS, Workload, find_workload, make_request
 from eval.fingerprint import fingerprint
 from eval.kernel_profile import as_text, profile_call
+from eval.report_folder import check_free, make_folder
 from eval.staged import Components, Loop, Meter, StagedClip
 from eval.timing import Timing, synchronizer, time_once
 from videogen.config import DEVICES, DTYPES, Recipe, read_environment
-from videogen.errors import bad
+from videogen.errors import EnvironmentFault, bad
 from videogen.jobs.run import write_json, write_result, write_text
 from videogen.load import pick_device, pick_dtype
 from videogen.media import Encoding, to_uint8
@@ -162,6 +163,8 @@ def _write_clip(clip: StagedClip, meter: Meter) -> None:
     folder = Path(tempfile.mkdtemp(prefix="videogen-real-size-"))
     try:
         clip.stages["encode"] = meter.run(lambda: write_result(folder / "clip.mp4", result, Encoding(), ""))
+    except EnvironmentFault as error:
+        logger.warning("no file written: %s", error)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -172,8 +175,8 @@ def project(clip: StagedClip, entry: dict[str, Any]) -> dict[str, Any]:
     stages_s = sum(stage.timing.median_s for stage in clip.stages.values())
     clip_s = stages_s + forwards * forward["median_s"]
     label = f"projected from {forward['runs']} forward{'s' * (forward['runs'] > 1)}"
-    if "encode" not in clip.stages:
-        label += ", without decoding and encoding"
+    if missing := [what for what, stage in (("decoding", "decode.video"), ("encoding", "encode")) if stage not in clip.stages]:
+        label += f", without {' and '.join(missing)}"
     return {"label": label, "clip_s": clip_s, "denoise_s": forwards * forward["median_s"], "clips_per_hour": 3600 / clip_s}
 
 
@@ -255,9 +258,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise bad("--forwards and --max-forward-s", (args.forwards, args.max_forward_s), "at least 1, and above 0", "change them")
     if unknown := set(_names(args.profile)) - {workload.name for workload in workloads}:
         raise bad("--profile", sorted(unknown), "workloads that are measured", "add them with --workload")
-    if (args.out / RESULT).exists() and not args.overwrite:
-        raise bad("--out", str(args.out), f"a folder without {RESULT}", "choose another, or pass --overwrite")
-    args.out.mkdir(parents=True, exist_ok=True)
+    check_free(args.out, RESULT, overwrite=args.overwrite, option="--out")
+    make_folder(args.out)
     backends = _names(args.attention) or (NATIVE,)
     plan = Plan(workloads, args.forwards, args.max_forward_s, backends, _names(args.profile), args.skip_clip, args.out)
     report = run_plan(plan, find_model(models.pop(), offline=read_environment().offline), args.device, args.dtype)

@@ -4,7 +4,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from eval.stats import bootstrap_mean, paired_ratio, percentile_text
@@ -28,6 +28,8 @@ class ClipRow:
     forwards: int
     reused: int = 0
     broken: str = ""
+    peak_mb: float | None = None
+    energy_wh: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -37,12 +39,14 @@ class ClipRow:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What an arm says of the clip it made."""
+    """What an arm says of the clip it made: device memory in megabytes and device energy while it rendered, where there is a device."""
 
     stages_s: dict[str, float]
     forwards: int
     reused: int = 0
     broken: str = ""
+    peak_mb: float | None = None
+    energy_wh: float | None = None
 
 
 Finish = Callable[[], Made]
@@ -67,10 +71,11 @@ def arm_order(names: Sequence[str]) -> Iterator[tuple[int, str]]:
         pair += 1
 
 
-def warm_up(arms: dict[str, Arm], count: int, clock: Clock) -> dict[str, list[float]]:
-    """Render `count` clips of the measured shape per arm; their seconds are reported apart."""
+def warm_up(arms: dict[str, Arm], count: int, clock: Clock, ready: Callable[[str], object] = lambda _: None) -> dict[str, list[float]]:
+    """Render `count` clips of the measured shape per arm; their seconds are reported apart, getting an arm `ready` in none."""
     taken: dict[str, list[float]] = {name: [] for name in arms}
     for name, arm in arms.items():
+        ready(name)
         for index in range(count):
             began = clock.now()
             arm(-1 - index)()
@@ -78,11 +83,20 @@ def warm_up(arms: dict[str, Arm], count: int, clock: Clock) -> dict[str, list[fl
     return taken
 
 
-def measure(arms: dict[str, Arm], *, min_clips: int, min_seconds: float, clock: Clock, in_flight: int = 1) -> list[ClipRow]:
+def measure(
+    arms: dict[str, Arm],
+    *,
+    min_clips: int,
+    min_seconds: float,
+    clock: Clock,
+    in_flight: int = 1,
+    ready: Callable[[str], object] = lambda _: None,
+) -> list[ClipRow]:
     """Render pairs until every arm has `min_clips` clips and the whole took `min_seconds`; both arms get each request.
 
-    With `in_flight` above 1 a clip is encoded in a thread while the next is rendered; that is for one arm only, since
-    two arms would then measure each other.
+    `ready` is called with an arm's name before each of its clips, on nobody's clock: what it costs to take turns on shared
+    weights (other adapters put on) is no part of a clip. With `in_flight` above 1 a clip is encoded in a thread while the
+    next is rendered; that is for one arm only, since two arms would then measure each other.
     """
     if in_flight > 1 and len(arms) > 1:
         raise bad("--in-flight with --vs", in_flight, "1 when two recipes are compared", "measure them one at a time")
@@ -95,6 +109,7 @@ def measure(arms: dict[str, Arm], *, min_clips: int, min_seconds: float, clock: 
                 enough = number >= min_clips * len(names) and clock.now() - began >= min_seconds
                 if enough or number >= MAX_CLIPS:
                     break
+            ready(name)
             start = clock.now()
             finish = arms[name](pair)
             if in_flight == 1:
@@ -109,7 +124,7 @@ def measure(arms: dict[str, Arm], *, min_clips: int, min_seconds: float, clock: 
 
 def _row(arm: str, pair: int, began_s: float, finish: Finish, clock: Clock) -> ClipRow:
     made = finish()
-    return ClipRow(arm, pair, pair, began_s, clock.now(), made.stages_s, made.forwards, made.reused, made.broken)
+    return ClipRow(arm, pair, pair, began_s, clock.now(), **{field.name: getattr(made, field.name) for field in fields(Made)})
 
 
 def window_s(rows: Sequence[ClipRow]) -> float:
@@ -143,9 +158,17 @@ def summarize(rows: Sequence[ClipRow], arm: str, cold: Cold, *, gpus: int) -> di
         "forwards": statistics.mean(row.forwards for row in own) if own else 0,
         "reused": statistics.mean(row.reused for row in own) if own else 0,
         "ms_per_forward": _ms_per_forward(own),
+        "peak_device_mb": max((row.peak_mb for row in own if row.peak_mb is not None), default=None),
+        "energy_wh_per_clip": _energy_per_clip(own, len(good)),
         "load_s": cold.load_s.get(arm, 0.0),
         "warmup_s": cold.warmup_s.get(arm, []),
     }
+
+
+def _energy_per_clip(rows: Sequence[ClipRow], good: int) -> float | None:
+    """Of a whole clip: broken ones spend and count zero. None where one was not counted."""
+    spent = [row.energy_wh for row in rows if row.energy_wh is not None]
+    return sum(spent) / good if good and len(spent) == len(rows) else None
 
 
 def _stage_means(rows: Sequence[ClipRow]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from eval.cases import WORKLOADS, Workload, make_request
 from eval.clip_check import broken_because
 from videogen import Result
 from videogen.cli.main import main
+from videogen.load import load_pipeline
 
 TINY = Workload("tiny", "pocket", (96, 64), 22, 2)
 
@@ -18,12 +19,18 @@ TINY = Workload("tiny", "pocket", (96, 64), 22, 2)
 @pytest.fixture(scope="module")
 def report_folder(short_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bench") / "one"
-    WORKLOADS["tiny"] = TINY
-    try:
+    loads: list[str] = []
+
+    def load(source: object, workflow: str, **more: object) -> object:
+        loads.append(workflow)
+        return load_pipeline(source, workflow, **more)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(WORKLOADS, "tiny", TINY)
+        patch.setattr("videogen.pipeline.load_pipeline", load)
         options = ["--model", str(short_model), "--min-clips", "3", "--min-seconds", "0", "--warmup", "1", "-o", str(folder)]
         assert main(["bench", "--workload", "tiny", "--vs", "exact", *options]) == 0
-    finally:
-        del WORKLOADS["tiny"]
+    assert loads == ["t2va"]  # both arms over one set of weights
     return folder
 
 
@@ -31,6 +38,8 @@ def test_a_measurement_writes_three_files_that_agree(report_folder: Path) -> Non
     report = json.loads((report_folder / "bench.json").read_text())
     assert [arm["arm"] for arm in report["arms"]] == ["exact (A)", "exact (B)"]
     assert report["speed_up"]["pairs"] == 3 and report["speed_up"]["ratio"]["low"] is not None
+    assert report["arms"][1]["load_s"] >= report["arms"][0]["load_s"] > 0  # alone, the second would have paid for the weights too
+    assert report["peak_host_mb"] > 0 and all(arm["peak_device_mb"] is None for arm in report["arms"])
     assert all(arm["clips"] == 3 and not arm["broken"] and arm["clips_per_hour_machine"] > 0 for arm in report["arms"])
     assert set(report["arms"][0]["stages_s"]) == {"load", "text", "prepare", "denoise", "decode", "encode"}
     rows = list(csv.DictReader((report_folder / "clips.csv").open()))

@@ -22,9 +22,10 @@ from eval.quality_cases import Case, Shape, fixed_cases
 from eval.quality_folders import differing_recipe_fields, pair_folders, read_trials
 from eval.quality_html import contact_sheet
 from eval.quality_oracle import accuracies, judge, paired_difference, prompts_needed, verdict
-from eval.quality_report import check_free, markdown, write_report
+from eval.quality_report import FILES, markdown, write_report
 from eval.quality_run import Output, evaluate_folders
 from eval.quality_trials import Bench, other_kernel
+from eval.report_folder import check_free
 from tests.eval.quality_fakes import DrawingModel, drawn, grain, trials
 from videogen.config import Recipe, Request
 from videogen.errors import EnvironmentFault, RequestError
@@ -220,10 +221,10 @@ def test_the_report_is_strict_json_a_table_and_a_page_that_opens_nothing(tmp_pat
 def test_a_report_that_is_there_stays(tmp_path: Path) -> None:
     (tmp_path / "eval.json").write_text("{}")
     with pytest.raises(RequestError, match="a folder without"):
-        check_free(tmp_path, overwrite=False)
-    check_free(tmp_path, overwrite=True)
+        check_free(tmp_path, FILES[0], overwrite=False)
+    check_free(tmp_path, FILES[0], overwrite=True)
     with pytest.raises(RequestError, match="expected a folder"):
-        check_free(tmp_path / "eval.json", overwrite=True)
+        check_free(tmp_path / "eval.json", FILES[0], overwrite=True)
 
 
 def cases(number: int) -> list[Case]:

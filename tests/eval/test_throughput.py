@@ -1,10 +1,14 @@
 """The arithmetic of a measurement, on a fake clock: order, windows, counts, ratios."""
 
 import itertools
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from eval.energy import EnergyMeter
 from eval.throughput import ClipRow, Cold, Finish, Made, arm_order, measure, speed_up, summarize, warm_up, window_s
 from eval.timing import time_call
 from videogen.errors import RequestError
@@ -59,6 +63,48 @@ def test_figures_of_an_arm() -> None:
     ratio = speed_up(rows, "a", "b")
     assert ratio["pairs"] == 3 and ratio["ratio"]["value"] == pytest.approx(2.5)
     assert summarize(rows, "a", cold, gpus=2)["gpu_seconds_per_clip"] == pytest.approx(10)
+
+
+def test_getting_an_arm_ready_is_on_nobodys_clock_and_memory_and_energy_stay_with_their_arm() -> None:
+    clock, readied = FakeClock(), []
+
+    def ready(name: str) -> None:
+        readied.append(name)
+        clock.time += 100.0
+
+    def arm(peak_mb: float, energy_wh: float | None) -> Callable[[int], Finish]:
+        return lambda _pair: lambda: Made({}, 1, broken="black" if _pair == 0 else "", peak_mb=peak_mb + _pair, energy_wh=energy_wh)
+
+    rows = measure({"a": arm(10, 6.0), "b": arm(20, None)}, min_clips=3, min_seconds=0, clock=clock, ready=ready)
+    assert readied == ["a", "b", "b", "a", "a", "b"] and sum(row.seconds for row in rows) == 0
+    a, b = (summarize(rows, name, Cold(), gpus=1) for name in "ab")
+    assert (a["peak_device_mb"], b["peak_device_mb"]) == (12, 22)
+    assert a["energy_wh_per_clip"] == 9.0 and b["energy_wh_per_clip"] is None  # two whole clips carry the third's
+
+
+def test_energy_is_read_from_the_device_that_cuda_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NVMLError(Exception):
+        pass
+
+    def handle(uuid: str) -> str:
+        if uuid != "GPU-ab-12":
+            raise NVMLError
+        return uuid
+
+    counted = iter([3.6e6, 10.8e6])
+    fake = SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID=handle,
+        nvmlDeviceGetTotalEnergyConsumption=lambda _handle: next(counted),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    seen = SimpleNamespace(uuid="ab-12")
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _device: seen)
+    meter = EnergyMeter(torch.device("cuda"))
+    assert (meter.read_wh(), meter.read_wh()) == (1.0, 3.0) and EnergyMeter(torch.device("cpu")).read_wh() is None
+    seen.uuid = "MIG"
+    assert EnergyMeter(torch.device("cuda")).read_wh() is None
 
 
 def test_overlapping_clips_count_once() -> None:
