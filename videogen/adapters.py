@@ -72,14 +72,14 @@ def settle(recipe: Recipe, source: ModelSource) -> Recipe:
         return recipe
     with adapter_errors():
         found = [(use, find_file(use, source)) for use in asked.uses]
-        target, stated = model_target(source), _stated(asked.stated)
+        target, stated, is_ignored = model_target(source), _stated(asked.stated), asked.contract == "ignore"
         uses: list[AdapterUse] = []
         read: list[Use] = []
         contracts: list[tuple[str, Contract]] = []
         notes: list[str] = []
         for use, path in found:
             adapter = load_adapter(path, target, _options(asked))
-            contract = _contract(path, adapter, stated, is_ignored=asked.contract == "ignore")
+            contract = _contract(path, adapter, stated, is_ignored=is_ignored)
             strength = (contract.strength or 1.0) if use.strength is None else float(use.strength)
             if strength == 0:
                 notes.append(f"{use.name}: strength 0, off")
@@ -87,7 +87,8 @@ def settle(recipe: Recipe, source: ModelSource) -> Recipe:
             uses.append(replace(use, strength=strength, digest=adapter.digest))
             read.append(Use(adapter, strength))
             contracts.append((use.name, contract))
-            notes += [describe(use.name, strength, contract), *(f"{use.name}: {note}" for note in (*adapter.notes, *contract.notes))]
+            notes.append(describe(use.name, strength, contract) + ("; what the file says is ignored" if is_ignored else ""))
+            notes += [f"{use.name}: {note}" for note in (*adapter.notes, *contract.notes)]
         terms = together(contracts)
     settled = replace(asked, uses=tuple(uses), terms=terms, identity=identity_of(read, fuse=asked.fuse), notes=tuple(notes))
     return replace(recipe, adapters=settled)
@@ -126,7 +127,7 @@ def together(contracts: Sequence[tuple[str, Contract]]) -> Contract:
             value = getattr(contract, name)
             if value is None:
                 continue
-            origin = f"{contract.sources[name]} of {file}"
+            origin = contract.sources[name] if contract.sources[name] == "flag" else f"{contract.sources[name]} of {file}"
             if values.setdefault(name, value) != value:
                 given = f"{name} {values[name]} by {sources[name]} and {value} by {origin}"
                 raise bad("adapters together", given, "one contract", "drop one of them, or pass --lora-contract=ignore")

@@ -124,7 +124,7 @@ class AdapterUse:
 
     def __post_init__(self) -> None:
         if not isinstance(self.file, str) or not self.file.removeprefix(SHIPPED).strip() or "\0" in self.file:
-            raise bad("adapter file", self.file, "a path, or model:NAME", "correct it")
+            raise bad("adapter file", self.file, "a path as text, or model:NAME", "correct it")
         if self.strength is None:
             return
         is_number = isinstance(self.strength, int | float) and not isinstance(self.strength, bool)
