@@ -143,7 +143,7 @@ def curve(trainer: Trainer, out: Path, numbers: dict[str, int]) -> dict[str, Any
             trainer.forward.skip = frozenset(range(1, sizes.TRANSFORMER["num_layers"], 2))
             _one(facts, "t2va@49 without every other block", bench, trainer, FORWARDS[0], best, out)
             trainer.forward.skip = frozenset()
-        (out / "curve.json").write_text(json.dumps(facts, indent=1))
+        (out / f"curve-{workflow}.json").write_text(json.dumps({k: v for k, v in facts.items() if k.startswith(workflow)}, indent=1))
     return facts
 
 
@@ -171,7 +171,8 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     p = options()
     p.add_argument("what", choices=("vae", "train", "curve"))
-    p.add_argument("--number", type=int, default=128)
+    p.add_argument("--number", type=int, default=128, help="requests of each workflow")
+    p.add_argument("--workflows", nargs="*", choices=prompts.WORKFLOWS, help="for the curve; all by default")
     args = p.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     args.out.mkdir(parents=True, exist_ok=True)
@@ -190,7 +191,7 @@ def main() -> None:
         trainer = train(args)
     if args.what == "curve":
         trainer.forward.compiled_sampling = device.type == "cuda"
-        curve(trainer, args.out, {"t2va": args.number * 4, "fl2va": args.number, "ref2va": args.number})
+        curve(trainer, args.out, dict.fromkeys(args.workflows or prompts.WORKFLOWS, args.number))
 
 
 if __name__ == "__main__":

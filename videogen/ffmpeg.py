@@ -3,10 +3,10 @@
 import subprocess
 from dataclasses import dataclass
 from fractions import Fraction
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import imageio_ffmpeg
 import numpy as np
 from numpy.typing import NDArray
 
@@ -129,8 +129,8 @@ def is_faststart(path: Path) -> bool:
 
 def _binary() -> str:
     try:
-        return str(imageio_ffmpeg.get_ffmpeg_exe())
-    except RuntimeError as error:
+        return str(import_module("imageio_ffmpeg").get_ffmpeg_exe())
+    except (ImportError, RuntimeError) as error:  # without it everything but files still works
         raise EnvironmentFault(say("ffmpeg", error, "the binary of imageio-ffmpeg", "reinstall imageio-ffmpeg")) from error
 
 

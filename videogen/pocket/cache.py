@@ -132,7 +132,7 @@ class Cache:
         audio_ready: Callable[[], None] | None = None,
     ) -> None:
         self.models = models
-        plain = clips * 4 // 5
+        plain = clips * 3 // 4
         scenes, layout = self._sorted(*data.draw(plain, seed, held_out=held_out))
         badge_scenes, badge_layout = data.draw(clips - plain, seed + 1, held_out=held_out, badge=True)
         self.scenes, self.plain, self.layout, self.badges = scenes + badge_scenes, plain, layout, badge_layout

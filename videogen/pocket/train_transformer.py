@@ -13,19 +13,21 @@ from typing import Any
 import torch
 from diffusers import MiniMaxH3Transformer3DModel
 
+from videogen.errors import bad
 from videogen.pocket import packed, sizes
 from videogen.pocket.build import save_model
 from videogen.pocket.cache import REFERENCE, ROWS_PER_FRAME, Bucket, Cache, Models
 from videogen.pocket.fast_vae import from_vae
+from videogen.pocket.ranks import Ranks
 from videogen.pocket.shapes import parts, unflatten
+from videogen.pocket.steps import Steps
 from videogen.pocket.train_vae import parser
-from videogen.pocket.training import Average, Log, adamw, load_state, optimise, rate_at, save_state, set_rate
+from videogen.pocket.training import Log, load_state, rate_at, save_state
 
-RATE = 1.2e-3
+RATE, MUON_RATE = 1.2e-3, 3e-3
 SHORT, FULL = 39, 124  # frames
-ROW_BUDGET = (
-    64_000  # packed rows a step; below about 60,000 an H200 waits for launches (20-25 steps a second at 34,000 and at 10,000 alike)
-)
+ROW_BUDGET = 36_000  # packed rows a step and rank
+CLOCK_STEPS = 20  # the ranks agree on the time this often
 SHIFTS = (sizes.AUDIO_SHIFT, sizes.VIDEO_SHIFT)
 Judge = Callable[["Trainer", bool], dict[str, Any]]  # reads samples of the averaged weights; the second argument asks for short clips
 
@@ -59,13 +61,13 @@ def new_transformer() -> Any:
 class Trainer:
     """Model, cache, optimiser and the layouts of every bucket."""
 
-    def __init__(self, models: Models, cache: Cache, log: Log, *, compiled: bool, budget: int) -> None:
-        self.device, self.cache, self.log, self.budget = models.device, cache, log, budget
+    def __init__(self, models: Models, cache: Cache, log: Log, ranks: Ranks, *, rates: tuple[float, float], budget: int) -> None:
+        self.device, self.cache, self.log, self.ranks, self.budget = models.device, cache, log, ranks, budget
         self.model = new_transformer().to(self.device)
-        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        self.forward = packed.PackedForward(self.model, dtype=dtype, compiled=compiled)
-        self.average = Average(self.model.parameters(), 0.999)
-        self.optimiser = adamw(self.model.parameters(), RATE, self.device)
+        on_gpu = self.device.type == "cuda"
+        self.forward = packed.PackedForward(self.model, dtype=torch.bfloat16 if on_gpu else torch.float32, compiled=on_gpu)
+        self.advance = Steps(self.model, ranks, rate=rates[0], muon_rate=rates[1])
+        self.average = self.advance.average
         self.steps = self.seen = 0
         self._rows: dict[tuple[str, int, int], packed.Rows] = {}
         self.losses = torch.zeros(2, device=self.device)
@@ -105,29 +107,33 @@ class Trainer:
         rng = random.Random(self.steps)
         buckets = [b for b in self.cache.buckets if num_frames == FULL or b.kind in "tfr"]
         shares, said, seen = [len(b.clip) for b in buckets], self.log.seconds(), self.seen
-        while (now := self.log.seconds()) < until:
-            set_rate(self.optimiser, rate_of(now))
+        while True:
+            if self.steps % CLOCK_STEPS == 0:
+                now = self.ranks.agree(self.log.seconds())
+                if now >= until:
+                    return
+                self.advance.set_rate(rate_of(now))
+                if checks and now > checks[0]:
+                    checks.pop(0)
+                    self.save(out)
+                    self.look(judge, num_frames == SHORT)
+                if self.log.seconds() - said > 10:
+                    rate = (self.seen - seen) / (self.log.seconds() - said)
+                    said, seen = self.log.seconds(), self.seen
+                    losses = {"loss_video": self.losses[0], "loss_audio": self.losses[1]}
+                    self.log(frames=num_frames, steps=self.steps, samples=self.seen, per_s=rate, **losses)
             bucket = rng.choices(buckets, shares)[0]
             size = max(1, self.budget // self.rows(bucket, num_frames).length // 4 * 4) if self.budget > 8000 else 2
-            index = torch.randint(len(bucket.clip), (size,), device=self.device)
-            optimise(lambda b=bucket, i=index: self.loss(b, i, num_frames), self.optimiser, self.average)()  # type: ignore[misc]
-            self.steps, self.seen = self.steps + 1, self.seen + size
-            if self.steps % 20 == 0 and self.device.type == "cuda":
-                torch.cuda.synchronize()
-            if self.log.seconds() - said > 10:
-                rate = (self.seen - seen) / (self.log.seconds() - said)
-                said, seen = self.log.seconds(), self.seen
-                self.log(
-                    frames=num_frames, steps=self.steps, samples=self.seen, per_s=rate, loss_video=self.losses[0], loss_audio=self.losses[1]
-                )
-            if checks and self.log.seconds() > checks[0]:
-                checks.pop(0)
-                self.save(out)
-                self.look(judge, num_frames == SHORT)
+            self.advance((bucket.kind, len(bucket.tags), num_frames), partial(self.drawn, bucket, size, num_frames))
+            self.steps, self.seen = self.steps + 1, self.seen + size * self.ranks.count
+
+    def drawn(self, bucket: Bucket, size: int, num_frames: int) -> torch.Tensor:
+        """The loss on `size` requests of a bucket, drawn on the device."""
+        return self.loss(bucket, torch.randint(len(bucket.clip), (size,), device=self.device), num_frames)
 
     def look(self, judge: Judge | None, short: bool) -> None:
         """Let the judge read samples of the averaged weights."""
-        if judge is None:
+        if judge is None or self.ranks.rank:
             return
         self.average.swap()
         with torch.no_grad():
@@ -149,14 +155,12 @@ class Trainer:
 
     def save(self, out: Path) -> None:
         """Write a checkpoint that `--resume` continues from."""
-        save_state(
-            out / "transformer.pt",
-            model=self.model.state_dict(),
-            average=self.average.mean,
-            optimiser=self.optimiser.state_dict(),
-            steps=self.steps,
-            seen=self.seen,
-        )
+        if self.ranks.rank:
+            return
+        save_state(out / "transformer.pt", model=self.model.state_dict(), steps=self.steps, seen=self.seen, **self.advance.state())
+        self.average.swap()
+        torch.save({k: v.to(torch.bfloat16) for k, v in self.model.state_dict().items()}, out / "transformer_bf16.pt")
+        self.average.swap()
 
     def resume(self, out: Path) -> None:
         """Continue from a checkpoint if there is one."""
@@ -164,16 +168,18 @@ class Trainer:
         if state is None:
             return
         self.model.load_state_dict(state["model"])
-        for held, saved in zip(self.average.mean, state["average"]):
-            held.copy_(saved)
-        self.optimiser.load_state_dict(state["optimiser"])
+        self.advance.restore(state)
         self.steps, self.seen = state["steps"], state["seen"]
         self.log(event="resumed", steps=self.steps, samples=self.seen)
 
     def start_from(self, folder: Path) -> None:
         """Take a folder's transformer as live and averaged weights; the optimiser starts afresh."""
-        state = MiniMaxH3Transformer3DModel.from_pretrained(folder / "transformer", torch_dtype=torch.float32).state_dict()
-        self.model.load_state_dict(state)
+        held = MiniMaxH3Transformer3DModel.from_pretrained(folder / "transformer", torch_dtype=torch.float32)
+        if differing := [k for k in sizes.TRANSFORMER if held.config[k] != self.model.config[k]]:
+            raise bad(
+                "transformer to start from", folder, f"the same {', '.join(differing)} as videogen.pocket.sizes", "train from nothing"
+            )
+        self.model.load_state_dict(held.state_dict())
         for held, live in zip(self.average.mean, self.average.live):
             held.copy_(live.detach())
         self.log(event="started from", folder=str(folder))
@@ -196,15 +202,15 @@ def decode(models: Models, audio: torch.Tensor, video: torch.Tensor, num_frames:
 
 def train(args: argparse.Namespace, judge: Judge | None = None) -> Trainer:
     """The whole stage; `judge` (see `eval`) logs what samples show."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(args.seed + 3)
+    ranks = Ranks.join()
+    torch.manual_seed(args.seed + 3 + 1000 * ranks.rank)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    log = Log(args.out / "transformer.jsonl", "transformer")
-    models = Models(args.folder, device)
+    log = Log(args.out / ("transformer.jsonl" if not ranks.rank else f"transformer.rank{ranks.rank}.jsonl"), "transformer")
+    models = Models(args.folder, ranks.device)
     cache = Cache(
         models,
         5 if args.smoke else args.clips,
-        seed=args.seed + 100,
+        seed=args.seed + 100 + 1000 * ranks.rank,
         held_out=False,
         paraphrases=args.paraphrases,
         sounds_each=1 if args.smoke else 64,
@@ -212,17 +218,17 @@ def train(args: argparse.Namespace, judge: Judge | None = None) -> Trainer:
         audio_ready=partial(_wait_for, args.after) if args.after else None,
     )
     log(event="cached", clips=len(cache.scenes), requests=sum(len(b.clip) for b in cache.buckets), buckets=len(cache.buckets))
-    trainer = Trainer(models, cache, log, compiled=device.type == "cuda", budget=4000 if args.smoke else ROW_BUDGET)
+    trainer = Trainer(models, cache, log, ranks, rates=(args.rate, args.muon_rate), budget=4000 if args.smoke else args.row_budget)
     if args.start_from is not None:
         trainer.start_from(args.start_from)
     if args.resume:
         trainer.resume(args.out)
-    start = log.seconds()
-    total = start + min(args.seconds, args.deadline - time.time() if args.deadline else args.seconds)
+    start = ranks.agree(log.seconds())
+    total = start + ranks.agree(min(args.seconds, args.deadline - time.time() if args.deadline else args.seconds))
     turn = start + (total - start) * args.short
 
     def rate_of(now: float) -> float:
-        return float(args.rate) * rate_at((now - start) / max(total - start, 1e-6), hold=args.hold)
+        return rate_at((now - start) / max(total - start, 1e-6), hold=args.hold)
 
     moments = [start + (total - start) * share for share in args.checks]
     trainer.run(SHORT, turn, rate_of, [m for m in moments if m < turn], judge, args.out)
@@ -230,7 +236,6 @@ def train(args: argparse.Namespace, judge: Judge | None = None) -> Trainer:
     trainer.save(args.out)
     log(event="done", steps=trainer.steps, samples=trainer.seen, parameters=sum(p.numel() for p in trainer.model.parameters()))
     trainer.average.swap()
-    torch.save({k: v.to(torch.bfloat16) for k, v in trainer.model.state_dict().items()}, args.out / "transformer_bf16.pt")
     (args.out / "transformer.done").write_text(json.dumps({"steps": trainer.steps, "samples": trainer.seen}))
     return trainer
 
@@ -241,8 +246,10 @@ def _wait_for(file: Path) -> None:
 
 
 def export(trainer: Trainer, out: Path) -> None:
-    """Write the averaged weights as the folder's transformer; the model is bf16 afterwards."""
-    save_model(trainer.model, out / "transformer")
+    """Write the averaged weights as the folder's transformer and part from the other ranks; the model is bf16 afterwards."""
+    if not trainer.ranks.rank:
+        save_model(trainer.model, out / "transformer")
+    trainer.ranks.leave()
 
 
 def options() -> argparse.ArgumentParser:
@@ -255,7 +262,9 @@ def options() -> argparse.ArgumentParser:
     p.add_argument("--clip-frames", type=int, default=FULL, choices=(SHORT, FULL), help="encode only this much of every clip")
     p.add_argument("--after", type=Path, help="wait for this file before loading the audio VAE")
     p.add_argument("--start-from", type=Path, help="folder whose transformer to go on training, without its optimiser state")
-    p.add_argument("--rate", type=float, default=RATE)
+    p.add_argument("--rate", type=float, default=RATE, help="AdamW's")
+    p.add_argument("--muon-rate", type=float, default=MUON_RATE, help="Muon's for the blocks' matrices; 0: AdamW for all")
+    p.add_argument("--row-budget", type=int, default=ROW_BUDGET, help="packed rows a step and rank")
     p.add_argument("--hold", type=float, default=0.4, help="share of the time after which the learning rate falls")
     p.add_argument("--deadline", type=float, default=0.0, help="end by this moment (seconds since 1970)")
     p.add_argument("--checks", type=float, nargs="*", default=[], help="shares of the time at which to save and let the judge look")

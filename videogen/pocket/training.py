@@ -106,9 +106,16 @@ def optimise(
     return step
 
 
-def captured(step: Callable[[], torch.Tensor], device: torch.device, *, warm: int = 3) -> Callable[[], torch.Tensor]:
-    """The step as one CUDA graph (these nets are launch-bound: 3-10 times the steps a second); on a CPU the step itself."""
+def captured(
+    step: Callable[[], torch.Tensor], device: torch.device, *, warm: int = 3, record: bool = True, pool: Any = None
+) -> Callable[[], torch.Tensor]:
+    """The step as one CUDA graph (these nets are launch-bound: 3-10 times the steps a second); on a CPU the step itself.
+
+    It really runs `warm` times first, on a side stream; with `record` false that is all. Graphs of one `pool` share memory.
+    """
     if device.type != "cuda":
+        for _ in range(warm if not record else 0):
+            step()
         return step
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
@@ -116,8 +123,11 @@ def captured(step: Callable[[], torch.Tensor], device: torch.device, *, warm: in
         for _ in range(warm):
             step()
     torch.cuda.current_stream().wait_stream(side)
+    if not record:
+        return step
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # other threads (NCCL's watchdog) may ask the driver things meanwhile
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         out = step()
 
     def replay() -> torch.Tensor:
