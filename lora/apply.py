@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ _MAX_STRENGTH = 1000
 _MARK = "_videogen_adapters"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Use:
     """One adapter at a strength; 0 is off, above 1 is allowed, below 0 turns it round."""
 
@@ -36,6 +37,11 @@ class Use:
     def __post_init__(self) -> None:
         if not abs(self.strength) <= _MAX_STRENGTH:
             raise bad("adapter strength", self.strength, f"a number up to {_MAX_STRENGTH}", "use 1 for the strength it was trained at")
+
+    @cached_property
+    def norm(self) -> float:
+        """Frobenius norm of all it adds; computed once, as it takes seconds at H3's size."""
+        return math.hypot(*delta_norms(self).values())
 
 
 class _Branch:
@@ -69,7 +75,6 @@ class Attachment:
     identity: str
     _handles: list[RemovableHandle] = field(default_factory=list)
     _saved: list[tuple[nn.Parameter, torch.Tensor]] = field(default_factory=list)
-    _norms: list[float] = field(default_factory=list)
 
     def detach(self) -> None:
         """Give the model back as it was, bit for bit; a second call does nothing."""
@@ -95,9 +100,9 @@ class Attachment:
                 "ranks": {str(rank): count for rank, count in use.adapter.ranks().items()},
                 "scales": [[scale, origin, count] for (scale, origin), count in use.adapter.scales().items()],
                 "patches": len(use.adapter.patches),
-                "delta_norm": norm,
+                "delta_norm": use.norm,
             }
-            for use, norm in zip(self.uses, self._norms)
+            for use in self.uses
         ]
 
 
@@ -144,12 +149,9 @@ def attach(model: nn.Module, uses: Sequence[Use], *, fuse: bool = False) -> Atta
     except BaseException:
         attachment.detach()
         raise
-    for use in uses:
-        norm = math.hypot(*delta_norms(use).values()) if use.strength != 0 else 0.0
-        attachment._norms.append(norm)
-        logger.info(
-            "adapter %s at strength %g: %d modules, norm of all deltas %.4g", use.adapter.name, use.strength, len(use.adapter.factors), norm
-        )
+    for use in active:
+        told = (use.adapter.name, use.strength, len(use.adapter.factors), use.norm)
+        logger.info("adapter %s at strength %g: %d modules, norm of all deltas %.4g", *told)
     return attachment
 
 

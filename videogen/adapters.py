@@ -21,6 +21,7 @@ from videogen.config import SHIPPED, Adapters, AdapterUse, Recipe, as_plain
 from videogen.errors import EnvironmentFault, RequestError, bad, say
 from videogen.source import ModelSource
 
+_KEPT = 2
 _SAMPLING = ("forwards", "shift_video", "shift_audio", "sigmas", "partition")  # what adapters used together must agree on
 
 
@@ -156,7 +157,25 @@ def describe(file: str, strength: float, contract: Contract) -> str:
     return f"{file}: " + ", ".join(grouped if told else ["no contract of its own", *grouped])
 
 
-def put_on(model: nn.Module, adapters: Adapters, source: ModelSource) -> Attachment | None:
+class Shelf:
+    """The adapters read last, by identity, so that two recipes in turn do not read their files at every clip."""
+
+    def __init__(self, source: ModelSource) -> None:
+        self.source = source
+        self._kept: dict[str, list[Use]] = {}
+
+    def take(self, adapters: Adapters, target: Target) -> list[Use]:
+        """The adapters as read. Raises RequestError when a file is no longer the one that was settled."""
+        uses = self._kept.pop(adapters.identity, None)
+        if uses is None:
+            uses = [_read_again(use, self.source, target, adapters) for use in adapters.uses]
+        self._kept[adapters.identity] = uses
+        if len(self._kept) > _KEPT:
+            del self._kept[next(iter(self._kept))]
+        return uses
+
+
+def put_on(model: nn.Module, adapters: Adapters, shelf: Shelf) -> Attachment | None:
     """Have exactly these adapters on a transformer; what is there already and the same stays, anything else goes.
 
     Raises RequestError when a file is no longer the one that was settled, or does not fit; the model is then bare.
@@ -169,9 +188,7 @@ def put_on(model: nn.Module, adapters: Adapters, source: ModelSource) -> Attachm
     if not adapters.uses:
         return None
     with adapter_errors():
-        target = target_of(model)
-        uses = [_read_again(use, source, target, adapters) for use in adapters.uses]
-        return attach(model, uses, fuse=adapters.fuse)
+        return attach(model, shelf.take(adapters, target_of(model)), fuse=adapters.fuse)
 
 
 def _read_again(use: AdapterUse, source: ModelSource, target: Target, adapters: Adapters) -> Use:

@@ -15,7 +15,7 @@ import transformers
 from caches.certificate import Fingerprint
 from lora.apply import attached_to
 from videogen import __version__
-from videogen.adapters import adapters_record, put_on, settle
+from videogen.adapters import Shelf, adapters_record, put_on, settle
 from videogen.certificates import certified, fingerprint
 from videogen.config import Recipe, Request, as_plain, read_environment, recipe_record
 from videogen.errors import bad
@@ -48,13 +48,14 @@ class Pipeline:
         self.dtype = pick_dtype(recipe.dtype, device)
         self._shared: dict[str, Any] = {}
         self._opened: dict[str, Any] = {}
+        self._shelf = Shelf(source)
 
     def sharing(self, recipe: Recipe) -> "Pipeline":
         """Another recipe over the same weights; nothing is loaded twice."""
         other = Pipeline(self.source, self.family, settle(recipe, self.source), self.device)
         if other.dtype != self.dtype:
             raise bad("dtype", recipe.dtype, f"the weights' own, {self.dtype}", "open a pipeline of its own")
-        other._shared, other._opened = self._shared, self._opened
+        other._shared, other._opened, other._shelf = self._shared, self._opened, self._shelf
         return other
 
     def load(self, workflow: str) -> Any:
@@ -65,7 +66,7 @@ class Pipeline:
         if workflow not in self._opened:
             self._opened[workflow] = load_pipeline(self.source, workflow, device=self.device, dtype=self.dtype, shared=self._shared)
         pipe = self._opened[workflow]
-        put_on(transformer_of(pipe), self.recipe.adapters, self.source)
+        put_on(transformer_of(pipe), self.recipe.adapters, self._shelf)
         return pipe
 
     def render(
