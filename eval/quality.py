@@ -54,7 +54,7 @@ class Scored:
 def score(trial: Trial, metrics: Sequence[Metric], *, has_oracle: bool, draw: Callable[[Pair], bytes]) -> Scored:
     """Measure one trial. The oracle looks only where the trial knows its scene."""
     reference = trial.reference.clip
-    pair = Pair(trial.new.clip, reference)
+    pair = Pair(trial.new.clip, reference, trial.prompt)
     new = measure(pair, metrics)
     judged = None
     if has_oracle and trial.scene is not None:
@@ -62,7 +62,7 @@ def score(trial: Trial, metrics: Sequence[Metric], *, has_oracle: bool, draw: Ca
         judged = {arm: judge(clip, scene, layout) for arm, clip in (("new", pair.new), ("reference", reference))}
 
     def anchor(clip: Clip | None) -> Measures | None:
-        return None if clip is None else measure(Pair(clip, reference), metrics)
+        return None if clip is None else measure(Pair(clip, reference, trial.prompt), metrics)
 
     return Scored(
         name=trial.name,

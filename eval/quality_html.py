@@ -1,11 +1,17 @@
-"""One self-contained page: clips side by side as stills, an error curve each, and the cache's steps; opens no other file."""
+"""One page to read offline: clips side by side, stills, an error curve each, and the cache's steps.
+
+Everything is in it but the clips, which it plays from where they lie, by a path relative to it; stills show them if they are gone.
+"""
 
 import base64
 import io
 import math
+import os
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from PIL import Image
@@ -21,9 +27,22 @@ _CURVE_PX, _TOP_DB = (480, 120), 60.0
 _STYLE = """
 :root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}
 table{border-collapse:collapse;display:block;overflow-x:auto}th,td{border:1px solid #888;padding:.25rem .6rem;text-align:left}
-img{max-width:100%;height:auto}svg{background:#fff;border:1px solid #888;max-width:100%}article{border-top:2px solid #888}
+img,video{max-width:100%;height:auto}.clips{display:flex;flex-wrap:wrap;gap:1rem}.clips figure{margin:0;flex:1 1 16rem}video{width:100%}
+svg{background:#fff;border:1px solid #888;max-width:100%}article{border-top:2px solid #888}
 .alarm{font-weight:bold}.reuse{background:repeating-linear-gradient(45deg,#8886 0 2px,transparent 2px 6px)}
 :focus-visible{outline:3px solid #06c;outline-offset:2px}
+"""
+_SCRIPT = """
+for (const article of document.querySelectorAll("article")) {
+  const clips = [...article.querySelectorAll("video")];
+  article.querySelector("button").addEventListener("click", () => {
+    const starts = clips[0].paused;
+    for (const clip of clips) {
+      clip.currentTime = clips[0].currentTime;
+      starts ? clip.play() : clip.pause();
+    }
+  });
+}
 """
 
 
@@ -102,7 +121,19 @@ def _values(clip: dict[str, Any]) -> str:
     return f'<table tabindex="0"><caption>Against the reference</caption><tr><th scope="col">clip</th>{heads}</tr>{body}</table>'
 
 
-def _clip(row: Scored, clip: dict[str, Any]) -> str:
+def _videos(row: Scored, folder: Path) -> str:
+    """Reference and new side by side, with one button for both; the new one is heard."""
+    shown = ""
+    for arm in ("reference", "new"):
+        source = quote(Path(os.path.relpath(row.stored[arm].path.absolute(), folder.absolute())).as_posix())
+        silent = " muted" if arm == "reference" else ""
+        label = f"{arm} clip of {escape(row.name)}"
+        shown += f'<figure><video controls loop preload="metadata"{silent} src="{escape(source)}" aria-label="{label}"></video>'
+        shown += f"<figcaption>{arm}{' (muted)' if silent else ''}</figcaption></figure>"
+    return f'<div class="clips">{shown}</div><p><button type="button">Play or pause both</button></p>'
+
+
+def _clip(row: Scored, clip: dict[str, Any], folder: Path) -> str:
     name = escape(row.name)
     alt = f"Stills of {name}: reference above, new below it, difference times {_GAIN} at the bottom. Prompt: {escape(row.prompt)}"
     picture = base64.b64encode(row.sheet).decode()
@@ -112,14 +143,14 @@ def _clip(row: Scored, clip: dict[str, Any]) -> str:
     )
     return (
         f'<article id="{name}"><h3>{name}</h3><p>{escape(row.prompt)} (seed {row.seed})</p>'
-        f'<img alt="{alt}" src="data:image/jpeg;base64,{picture}"><ul>{alarms}{files}</ul>'
+        f'{_videos(row, folder)}<img alt="{alt}" src="data:image/jpeg;base64,{picture}"><ul>{alarms}{files}</ul>'
         f"{curve_svg(row.name, row.curve)}{_values(clip)}"
         f"{timeline('new', row.stored['new'].record)}{timeline('reference', row.stored['reference'].record)}</article>"
     )
 
 
-def page(report: dict[str, Any], rows: Sequence[Scored]) -> str:
-    """The page. It shows the worst five, then the others in order, at most 64 clips, and says how many."""
+def page(report: dict[str, Any], rows: Sequence[Scored], folder: Path) -> str:
+    """The page for `folder`. It shows the worst five, then the others in order, at most 64 clips, and says how many."""
     first = worst(rows)
     order = [*first, *(row for row in rows if all(row is not other for other in first))][:_MAX_CLIPS]
     clips = {clip["name"]: clip for clip in report["clips"]}
@@ -136,5 +167,6 @@ def page(report: dict[str, Any], rows: Sequence[Scored]) -> str:
     body = f"<h1>{title}</h1>" + "".join(f"<p>{escape(line)}</p>" for line in told) + f'<nav aria-label="Clips"><ol>{links}</ol></nav>'
     figures = _summary(tables.pareto(report), "Recipe by metric")
     figures += _summary(tables.metrics(report), "Metrics and anchors") + _summary(tables.oracle(report), "Oracle")
-    articles = "".join(_clip(row, clips[row.name]) for row in order)
-    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body><main>{body}{figures}{articles}</main></body></html>\n'
+    articles = "".join(_clip(row, clips[row.name], folder) for row in order)
+    page = f"<main>{body}{figures}{articles}</main><script>{_SCRIPT}</script>"
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>{page}</body></html>\n'

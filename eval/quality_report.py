@@ -23,7 +23,7 @@ def write_report(folder: Path, report: dict[str, Any], rows: Sequence[Scored], *
     make_folder(folder)
     data, table, html = (folder / name for name in FILES)
     write_text(table, markdown(report))
-    write_text(html, page(report, rows))
+    write_text(html, page(report, rows, folder))
     write_json(data, report)
     return [data, table, html]
 

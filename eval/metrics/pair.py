@@ -57,10 +57,14 @@ class Clip:
 
 @dataclass(frozen=True)
 class Pair:
-    """The clip under test and the one it is held against. Raises RequestError when they are not of one shape, rate and length."""
+    """The clip under test and the one it is held against, of one prompt if it is known.
+
+    Raises RequestError when they are not of one shape, rate and length.
+    """
 
     new: Clip
     reference: Clip
+    prompt: str = ""
 
     def __post_init__(self) -> None:
         for what in ("fps", "sampling_rate"):

@@ -1,6 +1,5 @@
 """Full-reference picture metrics on the frames as rendered: torchmetrics, and libvmaf and XPSNR inside the bundled ffmpeg."""
 
-import importlib.util
 import json
 import math
 import re
@@ -11,12 +10,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from eval.metrics.pair import NotMeasurable, Pair
+from eval.metrics.pair import Pair
 from videogen.errors import EnvironmentFault, say
 from videogen.ffmpeg import EXACT_SCALE, run_ffmpeg
 
 _CHUNK = 8  # frames at a time: 8 of 1344x768 are 100 MB in float32
-_LPIPS_FRAMES = 16
 _SLOWEST_PIXELS_PER_S = 200_000.0  # VMAF on two busy cores
 MS_SSIM_MIN_SIDE = 161  # five scales, the coarsest as wide as the 11-pixel window: (side - 1) / 16 >= 10
 VMAF_MIN_SIDE = 32  # libvmaf crashes below
@@ -105,24 +103,3 @@ def _filtered(pair: Pair, measure: str) -> tuple[str, str]:
         _, text = run_ffmpeg(*inputs, "-lavfi", graph, "-f", "null", "-", limit_s=limit_s, cwd=folder)
         log = folder / "vmaf.json"
         return log.read_text(encoding="utf-8") if log.is_file() else "", text
-
-
-def lpips_lacks() -> str:
-    """Why LPIPS cannot run here, or an empty string. Looks only; nothing is ever downloaded."""
-    for package in ("torchmetrics", "torchvision"):
-        if importlib.util.find_spec(package) is None:
-            return f"package {package} is not installed"
-    weights = Path("checkpoints") / "alexnet-owt-7be5be79.pth"
-    is_there = (Path(torch.hub.get_dir()) / weights).is_file()
-    return "" if is_there else f"weights not found: {weights} in torch.hub's folder (233 MB, never downloaded from here)"
-
-
-def lpips(pair: Pair) -> float:
-    """Zhang et al. 2018 with AlexNet, mean over up to 16 frames."""
-    from torchmetrics.functional.image.lpips import learned_perceptual_image_patch_similarity
-
-    if lacks := lpips_lacks():
-        raise NotMeasurable(lacks)
-    picks = np.unique(np.linspace(0, pair.num_frames - 1, _LPIPS_FRAMES).round().astype(int))
-    both = (torch.from_numpy(clip.frames[picks]).permute(0, 3, 1, 2).float() / 255 for clip in (pair.new, pair.reference))
-    return float(learned_perceptual_image_patch_similarity(*both, net_type="alex", normalize=True))

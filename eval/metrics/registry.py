@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from eval.metrics import motion, picture, sound
+from eval.metrics import learned, motion, picture, sound
 from eval.metrics.pair import NotMeasurable, Pair
 from videogen.errors import bad, say
 
@@ -94,22 +94,22 @@ METRICS: tuple[Metric, ...] = (
     Metric("level_shift", "dB", "0", sound.level_shift, abs, "louder (+) or softer (-)", (-6.0, 6.0), is_picture=False),
     Metric("peak_shift", "dB", "0", sound.peak_shift, abs, "peak higher (+) or lower (-)", (-9.0, 9.0), is_picture=False),
     Metric("silence_excess", "share", "0", sound.silence_excess, abs, "silence beyond the reference", (-0.2, 0.2), is_picture=False),
-    Metric("lpips", "", "lower", picture.lpips, float, "learned distance, AlexNet", lacks=picture.lpips_lacks),
+    Metric("lpips", "", "lower", learned.lpips, float, "learned distance, AlexNet", lacks=learned.lpips_lacks),
+    Metric(
+        *("clip_similarity", "", "higher", learned.clip_similarity, partial(_below, 1.0), "CLIP's view of both clips"),
+        lacks=learned.clip_lacks,
+    ),
+    Metric("clip_score", "of 100", "0", learned.clip_score, abs, "follows the prompt better (+) or worse (-)", lacks=learned.clip_lacks),
+    Metric("vbench", "of 100", "0", learned.vbench, abs, "VBench's motion smoothness changed", lacks=learned.vbench_lacks),
 )
-# Learned metrics this package has no adapter for; listed so that asking for one gives a true answer.
-PLANNED: dict[str, str] = {
-    "clip_score": "needs CLIP weights and open-clip-torch; no adapter yet",
-    "vbench": "needs 5 GB of weights and numpy below 2, so an environment of its own; no adapter yet",
-}
 
 
 def find_metric(name: str) -> Metric:
-    """The metric of this name. Raises RequestError for an unknown one or one without an adapter."""
+    """The metric of this name. Raises RequestError for an unknown one."""
     found = next((metric for metric in METRICS if metric.name == name), None)
     if found is None:
         known = ", ".join(metric.name for metric in METRICS)
-        do = PLANNED.get(name, "see `videogen eval list`")
-        raise bad("metric", name, f"one of {known}", do)
+        raise bad("metric", name, f"one of {known}", "see `videogen eval list`")
     return found
 
 
@@ -119,8 +119,7 @@ def availability() -> list[dict[str, Any]]:
     for metric in METRICS:
         row = {key: getattr(metric, key) for key in ("name", "unit", "better", "about", "sane")}
         rows.append(row | {"is_available": not metric.lacks(), "reason": metric.lacks()})
-    blank = {"unit": "", "better": "", "about": "", "sane": None, "is_available": False}
-    return rows + [blank | {"name": name, "reason": reason} for name, reason in PLANNED.items()]
+    return rows
 
 
 def usable() -> tuple[Metric, ...]:
@@ -141,7 +140,7 @@ def measure(pair: Pair, metrics: Sequence[Metric]) -> dict[str, Measured]:
 
 
 def _measure(pair: Pair, metric: Metric) -> Measured:
-    if reason := too_small(metric, *pair.sides):
+    if reason := metric.lacks() or too_small(metric, *pair.sides):
         return Measured(None, reason)
     if pair.is_same_picture if metric.is_picture else pair.is_same_sound:
         return Measured(metric.perfect)

@@ -108,7 +108,7 @@ def test_a_step_cache_under_test_is_shown_and_a_gate_that_shows_nothing_fails(sh
 
 def test_the_list_names_every_metric_and_why_one_is_missing() -> None:
     code, said = call("list")
-    assert code == 0 and "skipped: needs CLIP weights" in said and "psnr" in said
+    assert code == 0 and "skipped: weights not found: openai/clip" in said and "psnr" in said
     rows = json.loads(call("list", "--json")[1])["metrics"]
     assert {row["name"] for row in rows} >= {"vmaf", "xpsnr", "ms_ssim", "frozen_excess", "lpips", "vbench"}
 
@@ -138,7 +138,6 @@ def test_the_list_names_every_metric_and_why_one_is_missing() -> None:
         (("--steps", "0"), "steps: got 0"),
         (("--anchors", "9"), "--anchors: got 9"),
         (("--require", "pnsr"), "metric: got 'pnsr'"),
-        (("--require", "vbench"), "no adapter yet"),
         (("--require", "ms_ssim", "--size", "96x64"), "--require ms_ssim: got 'sides of 96x64"),
         (("list", "more", "words"), "nothing, `list`, or two run folders"),
         (("only-one",), "two run folders: NEW REFERENCE"),

@@ -1,15 +1,21 @@
 """Every metric against a value computed another way, every kind of damage caught by a named one, every unfit pair refused."""
 
+import json
 import math
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
+import torchvision
+from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, CLIPTokenizerFast
 
-from eval.metrics import motion, picture, registry, sound
+from eval.metrics import learned, motion, picture, registry, sound
 from eval.metrics.pair import Clip, NotMeasurable, Pair
 from videogen.errors import RequestError
 
@@ -206,19 +212,108 @@ def test_a_small_canvas_gives_a_reason_instead_of_a_number() -> None:
     assert single["vmaf"].value is None and single["motion_ratio"].reason == "a single frame has no motion"
 
 
-def test_learned_metrics_are_skipped_by_name(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learned_metrics_without_weights_are_skipped_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
-    rows = {row["name"]: row for row in registry.availability()}
-    assert "weights not found" in rows["lpips"]["reason"] and not rows["clip_score"]["is_available"] and rows["vbench"]["reason"]
-    assert "lpips" not in [metric.name for metric in registry.usable()]
+    monkeypatch.setattr(learned, "try_to_load_from_cache", lambda *_: None)
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    rows = {row["name"]: row for row in registry.availability() if not row["is_available"]}
+    assert "alexnet-owt-7be5be79.pth" in rows["lpips"]["reason"] and "not on the PATH" in rows["vbench"]["reason"]
+    assert rows["clip_score"]["reason"] == rows["clip_similarity"]["reason"] and "openai/clip" in rows["clip_score"]["reason"]
+    assert not rows.keys() & {metric.name for metric in registry.usable()}
+    pair = Pair(clip(noisy(moving(), 1.0)), clip(), "a prompt")
+    assert all(registry.measure(pair, [registry.find_metric(name)])[name].reason == row["reason"] for name, row in rows.items())
     with pytest.raises(NotMeasurable, match="weights not found"):
-        picture.lpips(Pair(clip(), clip()))
+        learned.lpips(pair)
 
 
-@pytest.mark.parametrize("name", ["pnsr", "vbench"])
-def test_unknown_and_unbuilt_metrics_are_refused(name: str) -> None:
+def test_lpips_is_zero_for_equal_clips_and_grows_with_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = tmp_path / "checkpoints" / "alexnet-owt-7be5be79.pth"
+    weights.parent.mkdir()
+    weights.touch()
+    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
+    torch.manual_seed(0)
+    trunk = torchvision.models.AlexNet.__new__(torchvision.models.AlexNet)
+    torch.nn.Module.__init__(trunk)
+    sizes = ((3, 64, 11, 4, 2), (64, 192, 5, 1, 2), (192, 384, 3, 1, 1), (384, 256, 3, 1, 1), (256, 256, 3, 1, 1))
+    layers: list[torch.nn.Module] = []
+    for index, (into, out, kernel, stride, padding) in enumerate(sizes):
+        layers += [torch.nn.Conv2d(into, out, kernel, stride, padding), torch.nn.ReLU()]
+        layers += [torch.nn.MaxPool2d(3, 2)] if index in (0, 1, 4) else []
+    trunk.features = torch.nn.Sequential(*layers)
+    monkeypatch.setattr("torchvision.models.alexnet", lambda **_: trunk)
+    still = clip(moving(3))
+    near, far = (learned.lpips(Pair(clip(noisy(still.frames, sigma)), still)) for sigma in (3, 30))
+    assert learned.lpips(Pair(still, still)) == 0 < near < far
+
+
+@pytest.fixture
+def tiny_clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CLIP of random weights in the place of the released one."""
+    words = {"<|startoftext|>": 0, "<|endoftext|>": 1} | {letter + end: 2 + i for i, letter in enumerate("redblu") for end in ("", "</w>")}
+    (tmp_path / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    half = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = half | {"vocab_size": len(words), "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+    torch.manual_seed(0)
+    config = CLIPConfig(text_config=text, vision_config=half | {"image_size": 32, "patch_size": 16}, projection_dim=8)
+    CLIPModel(config).save_pretrained(tmp_path)
+    tokenizer = CLIPTokenizerFast(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"))
+    pictures = CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    CLIPProcessor(pictures, tokenizer).save_pretrained(tmp_path)
+    monkeypatch.setattr(learned, "CLIP_MODEL", str(tmp_path))
+    monkeypatch.setattr(learned, "try_to_load_from_cache", lambda model, name: f"{model}/{name}")
+
+
+@pytest.mark.usefixtures("tiny_clip")
+def test_clip_compares_frames_with_frames_and_with_the_prompt() -> None:
+    frames = moving(4)
+    pair = Pair(clip(255 - frames), clip(frames), "red")
+    found = registry.measure(pair, [registry.find_metric(name) for name in ("clip_similarity", "clip_score")])
+    similarity, score = found["clip_similarity"].value, found["clip_score"].value
+    assert similarity is not None and score is not None and -1 <= similarity < 1 - 1e-4 and abs(score) > 1e-3
+    assert learned.clip_similarity(Pair(clip(frames), clip(frames))) == pytest.approx(1)
+    assert learned.clip_score(Pair(pair.reference, pair.new, "red")) == pytest.approx(-score)
+    with pytest.raises(NotMeasurable, match="prompt"):
+        learned.clip_score(Pair(pair.new, pair.reference))
+
+
+FAKE_VBENCH = """#!{python}
+import json, pathlib, sys
+given = dict(zip(sys.argv[2::2], sys.argv[3::2]))
+assert sys.argv[1] == "evaluate" and given["--mode"] == "custom_input" and given["--load_ckpt_from_local"] == "True"
+clips = sorted(pathlib.Path(given["--videos_path"]).glob("*.mp4"))
+if "reference" not in [clip.stem for clip in clips] or {fails}:
+    sys.exit("no checkpoint")
+rows = [{{"video_path": str(clip), "video_results": 0.9 if clip.stem == "new" else 0.95}} for clip in clips]
+out = pathlib.Path(given["--output_path"])
+out.mkdir()
+(out / "results_eval_results.json").write_text(json.dumps({{given["--dimension"]: [0.925, rows]}}))
+"""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_vbench_runs_as_a_command_of_its_own(fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = tmp_path / "bin" / "vbench"
+    command.parent.mkdir()
+    command.write_text(FAKE_VBENCH.format(python=sys.executable, fails=fails))
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(command.parent), prepend=":")
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    assert "amt-s.pth" in learned.vbench_lacks()
+    for name in ("amt-s.pth", "AMT-S.yaml"):
+        (tmp_path / ".cache" / "vbench" / "amt_model").mkdir(parents=True, exist_ok=True)
+        (tmp_path / ".cache" / "vbench" / "amt_model" / name).touch()
+    pair = Pair(clip(noisy(moving(), 9.0)), clip())
+    found = registry.measure(pair, [registry.find_metric("vbench")])["vbench"]
+    if fails:
+        assert found.value is None and "no checkpoint" in found.reason
+    else:
+        assert found.value == pytest.approx(-5)
+
+
+def test_an_unknown_metric_is_refused() -> None:
     with pytest.raises(RequestError, match="metric: got"):
-        registry.find_metric(name)
+        registry.find_metric("pnsr")
 
 
 def test_frames_and_sound_that_are_no_clip_are_refused() -> None:

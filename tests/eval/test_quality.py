@@ -7,6 +7,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -192,7 +193,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_report_is_strict_json_a_table_and_a_page_that_opens_nothing(tmp_path: Path) -> None:
+def test_the_report_is_strict_json_a_table_and_a_page_that_opens_its_clips_only(tmp_path: Path) -> None:
     rows = [replace(row, sheet=contact_sheet(Pair(t.new.clip, t.reference.clip))) for row, t in zip(scored(3, grain), trials(3, grain))]
     steps = [{"action": "compute", "reason": "first", "risk": 0.0}, {"action": "reuse", "reason": "<drift>", "risk": 0.02}]
     rows[0].stored["new"].record["cache"] = {"lambda": 0.1, "reused": 1, "computed": 1, "steps": steps}
@@ -211,7 +212,11 @@ def test_the_report_is_strict_json_a_table_and_a_page_that_opens_nothing(tmp_pat
     tags = Page(html).tags
     assert all(attrs.get("alt") for tag, attrs in tags if tag == "img") and sum(tag == "img" for tag, _ in tags) == 3
     sources = [value for _, attrs in tags for name, value in attrs.items() if name in ("src", "href") and value]
-    assert all(value.startswith(("data:image/jpeg;base64,", "#")) for value in sources) and "http" not in html
+    clips = [value for value in sources if not value.startswith(("data:image/jpeg;base64,", "#"))]
+    played = [(tmp_path / "e" / unquote(value)).resolve() for value in clips]
+    assert played == [row.stored[arm].path.resolve() for row in (rows[0], rows[2], rows[1]) for arm in ("reference", "new")]
+    assert "http" not in html
+    assert sum(tag == "button" for tag, _ in tags) == 3 and sum(tag == "video" and "muted" in attrs for tag, attrs in tags) == 3
     assert "Metrics and anchors" in html and "Recipe by metric" in html
     assert "lambda 0.1, 1 of 2 steps reused" in html and read["clips"][0]["cache"]["new"]["reused"] == 1
     assert "<b>" not in html and "&lt;drift&gt;" in html and "untrained weights" in html
