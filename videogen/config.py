@@ -189,6 +189,9 @@ class Environment:
     values: tuple[tuple[str, str], ...] = ()
     offline: bool = False
     no_color: bool = False
+    rank: int = 0  # of this process among world_size, as torchrun and accelerate say it
+    local_rank: int = 0
+    world_size: int = 1
 
     def record(self) -> dict[str, str]:
         """What the sidecar stores: the variables that were set, in name order."""
@@ -209,7 +212,17 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         values=tuple(sorted(values)),
         offline=env.get("HF_HUB_OFFLINE", "").lower() in _TRUE,
         no_color=bool(env.get("NO_COLOR")),
+        rank=_count(env, "RANK", 0),
+        local_rank=_count(env, "LOCAL_RANK", 0),
+        world_size=_count(env, "WORLD_SIZE", 1),
     )
+
+
+def _count(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name) or str(default)
+    if not text.isdecimal():
+        raise bad(name, text, "a whole number of at least 0", "start through torchrun or accelerate launch, or unset it")
+    return int(text)
 
 
 def recipe_record(recipe: Recipe) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import subprocess
 from dataclasses import dataclass
 from fractions import Fraction
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from videogen.errors import EnvironmentFault, bad, say
+
+try:  # without it everything but files still works
+    import imageio_ffmpeg
+except ImportError:
+    imageio_ffmpeg = None
 
 READ_LIMIT_S = 600.0
 # swscale truncates by default, which darkens a clip by half a grey level on every conversion
@@ -128,9 +132,11 @@ def is_faststart(path: Path) -> bool:
 
 
 def _binary() -> str:
+    if imageio_ffmpeg is None:
+        raise EnvironmentFault(say("ffmpeg", "no imageio-ffmpeg", "its binary", "pip install imageio-ffmpeg"))
     try:
-        return str(import_module("imageio_ffmpeg").get_ffmpeg_exe())
-    except (ImportError, RuntimeError) as error:  # without it everything but files still works
+        return str(imageio_ffmpeg.get_ffmpeg_exe())
+    except RuntimeError as error:
         raise EnvironmentFault(say("ffmpeg", error, "the binary of imageio-ffmpeg", "reinstall imageio-ffmpeg")) from error
 
 

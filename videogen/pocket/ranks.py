@@ -1,12 +1,13 @@
 """Data-parallel training over the processes of `torchrun`: one clock, one start, averaged gradients; with one process nothing happens."""
 
-import os
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from videogen.config import read_environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +21,10 @@ class Ranks:
     @classmethod
     def join(cls) -> "Ranks":
         """The process group that the launcher's environment describes (NCCL on CUDA, else gloo), or a group of one."""
-        count, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+        told = read_environment()
+        count, rank = told.world_size, told.rank
         on_gpu = torch.cuda.is_available()
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")
+        device = torch.device("cuda", told.local_rank) if on_gpu else torch.device("cpu")
         if on_gpu:
             torch.cuda.set_device(device)
         if count > 1:
