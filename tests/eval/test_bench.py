@@ -13,7 +13,7 @@ from videogen import Result
 from videogen.cli.main import main
 from videogen.load import load_pipeline
 
-TINY = Workload("tiny", "pocket", (96, 64), 22, 2)
+TINY = Workload("tiny", "pocket", (96, 64), 22, 1)
 
 
 @pytest.fixture(scope="module")

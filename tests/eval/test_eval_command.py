@@ -9,11 +9,12 @@ import pytest
 from PIL import Image
 
 from eval.eval_command import add_eval
-from videogen.config import Environment
+from eval.metrics.registry import METRICS
+from videogen.config import Environment, Recipe
 from videogen.errors import EnvironmentFault, RequestError
 from videogen.pipeline import Pipeline
 
-SHORT = ("--size", "96x64", "--frames", "22", "--steps", "2")
+SHORT = ("--size", "96x64", "--frames", "22", "--steps", "1")
 
 
 def call(*argv: str) -> tuple[int, str]:
@@ -31,13 +32,25 @@ def call(*argv: str) -> tuple[int, str]:
     return code, "\n".join(said)
 
 
+@pytest.fixture
+def quick(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+    """Weights that are loaded already, and the metrics that take no time."""
+
+    def open_arms(_model: object, recipes: dict[str, Recipe], _device: str) -> dict[str, Pipeline]:
+        return {arm: pipeline.sharing(recipe) for arm, recipe in recipes.items()}
+
+    monkeypatch.setattr("eval.quality_run.open_arms", open_arms)
+    fast = tuple(metric for metric in METRICS if metric.name in ("psnr", "motion_ratio", "audio_snr"))
+    monkeypatch.setattr("eval.quality_run.usable", lambda: fast)
+    return pipeline
+
+
 @pytest.fixture(scope="module")
 def evaluated(short_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two prompts, exact against exact, with exact frames kept."""
+    """Two prompts, exact against exact, one with anchors, with exact frames kept."""
     folder = tmp_path_factory.mktemp("evals") / "a"
-    code, said = call(
-        "--model", str(short_model), "--recipe", "exact", "--vs", "exact", "--prompts", "2", *SHORT, "-o", str(folder), "--lossless"
-    )
+    arms = ("--recipe", "exact", "--vs", "exact", "--prompts", "2", "--anchors", "1", "--lossless")
+    code, said = call("--model", str(short_model), *arms, *SHORT, "--steps", "2", "-o", str(folder))
     assert code == 0, said
     assert "# exact against exact: 2 clips, 2 identical" in said and str(folder / "report.html") in said
     return folder
@@ -48,7 +61,7 @@ def test_exact_against_exact_is_identical_and_the_anchors_are_not(evaluated: Pat
     assert report["schema"] == "videogen.eval/1" and report["class"] == "exact" and report["identical_clips"] == 2
     assert report["recipes"]["new"] == report["recipes"]["reference"] and report["recipes"]["new"]["name"] == "exact"
     psnr = report["summary"]["psnr"]
-    assert psnr["new"]["identical"] == 2 and psnr["floor"]["mean"]["value"] > 60 > 30 > psnr["ceiling"]["mean"]["value"]
+    assert psnr["new"]["identical"] == 2 and psnr["floor"]["mean"]["value"] > 20 + psnr["ceiling"]["mean"]["value"]
     assert psnr["retained"]["value"] == 1 and report["summary"]["ms_ssim"]["new"]["not_measured"] == 2
     assert report["oracle"]["state"] == "identical" and "bit-identical on all 2 prompts" in report["oracle"]["text"]
     assert "| ms_ssim | higher | n/a (sides of 96x64, at least 161 pixels needed) |" in (evaluated / "eval.md").read_text()
@@ -71,21 +84,10 @@ def test_the_two_arms_can_be_evaluated_again_as_run_folders(evaluated: Path, tmp
 
 
 @pytest.mark.parametrize("workflow", ["fl2va", "ref2va"])
+@pytest.mark.usefixtures("quick")
 def test_workflows_with_pictures_and_progress(workflow: str, short_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    argv = (
-        "--model",
-        str(short_model),
-        "--prompts",
-        "1",
-        "--workflow",
-        workflow,
-        "--anchors",
-        "0",
-        *SHORT,
-        "-o",
-        str(tmp_path / "e"),
-        "--json",
-    )
+    one = ("--model", str(short_model), "--prompts", "1", "--anchors", "0")
+    argv = (*one, "--workflow", workflow, *SHORT, "-o", str(tmp_path / "e"), "--json")
     with caplog.at_level(logging.INFO, "eval.eval_command"):
         code, said = call(*argv)
     assert code == 0, said
@@ -95,6 +97,7 @@ def test_workflows_with_pictures_and_progress(workflow: str, short_model: Path, 
     assert report["summary"]["psnr"]["floor"] is None and any(f"[1/1] {workflow}-0000" in text for text in caplog.messages)
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_step_cache_under_test_is_shown_and_a_gate_that_shows_nothing_fails(short_model: Path, tmp_path: Path) -> None:
     cached = ("--steps", "7", "--cache-lambda", "9", "--lossless", "--gate", "-q")
     code, said = call("--model", str(short_model), "--prompts", "1", "--anchors", "0", *SHORT, *cached, "-o", str(tmp_path / "e"))
@@ -176,6 +179,7 @@ def test_a_metric_without_its_weights_is_an_environment_fault_when_required(
     assert code == 3 and "metric lpips: got weights not found" in said
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_job_file_with_pictures_keeps_its_seed(short_model: Path, tmp_path: Path) -> None:
     Image.new("RGB", (96, 64), "red").save(tmp_path / "a.png")
     (tmp_path / "p.jsonl").write_text('{"prompt": "it moves right", "image": "a.png", "seed": 77}\n')
