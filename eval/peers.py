@@ -1,187 +1,121 @@
-"""Our step cache beside diffusers' own, on the same requests: loss against the share of steps computed.
+"""Our step cache beside diffusers' own, on the same requests: loss against the share of steps computed. `python -m eval.peers --help`.
 
-Diffusers 0.42.1 registers no H3 block and enters no cache context in H3's loop; here the block is registered, the context
-entered and the state dropped by hand, so that each peer works as well as it can. `python -m eval.peers --help`.
+Every clip runs alone in the loop with the real class around it; text, decoding and losses are done in batches. Resumable.
 """
 
 import argparse
-import json
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+import re
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import FirstBlockCacheConfig, MagCacheConfig, TaylorSeerCacheConfig
-from diffusers.hooks._helpers import TransformerBlockMetadata, TransformerBlockRegistry
-from diffusers.models.transformers.transformer_minimax_h3 import MiniMaxH3TransformerBlock
-from diffusers.modular_pipelines.minimax_h3.denoise import MiniMaxH3LoopDenoiser
 
-from eval.cache_loss import loss_parts
-from eval.metrics.pair import Clip, Pair
-from eval.quality_cases import Case, Shape, fixed_cases
-from eval.quality_trials import as_clip
+from eval.batched_engine import shard_of
+from eval.batched_loop import Group, decode, denoise, prepare
+from eval.batched_loss import parts_of
+from eval.cache_cases import cases_of
+from eval.cache_loss import Tolerances, loss
+from eval.losses import Losses
+from eval.peer_methods import Scope, counting, methods
+from eval.peers_plot import curve_svg
+from eval.quality_cases import Case, Shape
 from eval.stats import bootstrap_mean
-from videogen.config import Recipe, StepCache
-from videogen.families.h3_pipeline import LOOP, transformer_of
+from videogen.config import DEVICES, DTYPES, Recipe
 from videogen.jobs.plan import parse_size
-from videogen.jobs.run import write_json
+from videogen.jobs.run import write_json, write_text
 from videogen.pipeline import Pipeline, open_pipeline
 
 logger = logging.getLogger(__name__)
 
-SCHEMA = "videogen.peers/1"
-Scope = Callable[[Pipeline, str, float], AbstractContextManager[Pipeline]]
+SCHEMA = "videogen.peers/2"
+COMPARED_AT = (0.35, 0.5)  # shares of steps computed
+OURS = "videogen"
 
 
-class _ContextDenoiser(MiniMaxH3LoopDenoiser):  # type: ignore[misc]
-    """The loop's forward inside a cache context, which the stock loop never enters."""
+class Requests:
+    """The requests of a comparison with their uncached clips, prepared and rendered once."""
 
-    def __call__(self, components: Any, block_state: Any, i: int, t: torch.Tensor) -> Any:
-        transformer = getattr(components, self.transformer_name)
-        steps = len(block_state.timesteps)
-        with transformer.cache_context("request", step_index=i, num_inference_steps=steps, timestep=float(t), sigma=1 - float(t)):
-            return super().__call__(components, block_state, i=i, t=t)
+    def __init__(self, pipeline: Pipeline, cases: Sequence[Case]) -> None:
+        pipe = pipeline.load(cases[0].request.workflow)
+        self.groups = {case.name: Group(pipe, [prepare(pipeline, case)]) for case in cases}
+        self.frames, self.sound = self._decoded([denoise(group) for group in self.groups.values()])
 
+    def _decoded(self, rows: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+        video, audio = (torch.cat(part) for part in zip(*rows))
+        return decode(next(iter(self.groups.values())), video, audio)
 
-def _register() -> None:
-    TransformerBlockRegistry.register(
-        MiniMaxH3TransformerBlock,
-        TransformerBlockMetadata(return_hidden_states_index=0, return_encoder_hidden_states_index=None),
-    )
-
-
-@contextmanager
-def diffusers_cache(pipeline: Pipeline, workflow: str, config: Any) -> Iterator[Pipeline]:
-    """One of diffusers' caches around the requests rendered inside; put in fresh, taken out in any case."""
-    _register()
-    blocks = pipeline.load(workflow)._blocks.sub_blocks[LOOP].sub_blocks
-    transformer, stock = transformer_of(pipeline.load(workflow)), blocks["denoiser"]
-    blocks["denoiser"] = _ContextDenoiser(transformer_name=stock.transformer_name)
-    try:
-        transformer.enable_cache(config)
-        yield pipeline
-    finally:
-        blocks["denoiser"] = stock
-        if transformer.is_cache_enabled:
-            transformer.disable_cache()
+    def measure(self, scope: Scope, strength: float, losses: Losses) -> None:
+        """Every request under one method at one strength; each gets a fresh cache."""
+        if all((strength, name) in losses.rows for name in self.groups):
+            return
+        rows, shares = [], []
+        for group in self.groups.values():
+            cache = scope(group, strength)
+            with counting(group.transformer) as count, cache:
+                rows.append(denoise(group))
+            shares.append(count[0] / len(group.state.get("timesteps")))
+        found = parts_of(*self._decoded(rows), self.frames, self.sound)
+        for name, share, parts in zip(self.groups, shares, found):
+            losses.add({"lam": strength, "case": name, "parts": parts, "reused": 1 - share})
 
 
-@contextmanager
-def ours(pipeline: Pipeline, workflow: str, strength: float, *, order: int = 1) -> Iterator[Pipeline]:
-    """Our cache at lambda `strength`."""
-    del workflow
-    cache = StepCache(lam=strength, video_order=order, audio_order=order)
-    yield pipeline.sharing(replace(pipeline.recipe, name=f"lambda {strength:g}", cache=cache))
-
-
-def first_block(pipeline: Pipeline, workflow: str, strength: float) -> AbstractContextManager[Pipeline]:
-    """Diffusers' FirstBlockCache at threshold `strength`."""
-    return diffusers_cache(pipeline, workflow, FirstBlockCacheConfig(threshold=strength))
-
-
-def taylor(pipeline: Pipeline, workflow: str, strength: float) -> AbstractContextManager[Pipeline]:
-    """Diffusers' TaylorSeer every `strength` steps, blocks skipped and both heads forecast (its lite mode forgets the audio head)."""
-    config = TaylorSeerCacheConfig(
-        cache_interval=int(strength),
-        disable_cache_before_step=2,
-        taylor_factors_dtype=torch.float32,
-        skip_predict_identifiers=[r"^transformer_blocks\.[0-9]+$"],
-        cache_identifiers=[r"^proj_out$", r"^audio_proj_out$"],
-    )
-    return diffusers_cache(pipeline, workflow, config)
-
-
-@dataclass(slots=True)
-class MagCache:
-    """Diffusers' MagCache; its curve is measured on one clip outside the comparison, as its authors do."""
-
-    case: Case
-    ratios: list[float] = field(default_factory=list)
-
-    def __call__(self, pipeline: Pipeline, workflow: str, strength: float) -> AbstractContextManager[Pipeline]:
-        """The cache at accumulated error `strength`."""
-        self.ratios = self.ratios or magnitude_ratios(pipeline, workflow, self.case)
-        config = MagCacheConfig(threshold=strength, mag_ratios=self.ratios, num_inference_steps=len(self.ratios))
-        return diffusers_cache(pipeline, workflow, config)
-
-
-def magnitude_ratios(pipeline: Pipeline, workflow: str, case: Case) -> list[float]:
-    """Mean norm of the stack's residual over that of the step before, per step (MagCache, arXiv 2506.09045)."""
-    blocks = transformer_of(pipeline.load(workflow)).transformer_blocks
-    norms: list[torch.Tensor] = []
-    entered: list[torch.Tensor] = []
-    handles = [
-        blocks[0].register_forward_pre_hook(lambda _m, args: entered.append(args[0])),
-        blocks[-1].register_forward_hook(lambda _m, _a, out: norms.append((out - entered.pop()).float().norm(dim=-1))),
-    ]
-    try:
-        pipeline.render(replace(case.request, seed=case.seed))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return [1.0, *(float((now / before.clamp(min=1e-8)).mean()) for before, now in pairwise(norms))]
-
-
-@contextmanager
-def counting(pipeline: Pipeline, workflow: str) -> Iterator[list[int]]:
-    """Counts how often the last block's attention really ran: the one fact all caches share."""
-    count = [0]
-
-    def hit(*_: Any) -> None:
-        count[0] += 1
-
-    handle = transformer_of(pipeline.load(workflow)).transformer_blocks[-1].attn.to_q.register_forward_pre_hook(hit)
-    try:
-        yield count
-    finally:
-        handle.remove()
-
-
-def methods(calibration: Case) -> dict[str, tuple[Scope, tuple[float, ...]]]:
-    """Every method with the strengths that span its curve, mild first."""
-    return {
-        "videogen, order 1": (ours, (0.02, 0.04, 0.08, 0.12, 0.2, 0.3)),
-        "videogen, order 0": (lambda p, w, s: ours(p, w, s, order=0), (0.02, 0.04, 0.08, 0.12, 0.2, 0.3)),
-        "FirstBlockCache": (first_block, (0.02, 0.04, 0.08, 0.12, 0.2, 0.3)),
-        "MagCache": (MagCache(calibration), (0.02, 0.06, 0.12, 0.24, 0.5)),
-        "TaylorSeer": (taylor, (2, 3, 4, 5)),
-    }
-
-
-def measure_point(scope: Scope, pipeline: Pipeline, cases: list[Case], strength: float, references: dict[str, Clip]) -> dict[str, Any]:
-    """One point of a curve: mean share computed and mean loss parts over the cases. Each request gets a fresh cache."""
-    shares, rows = [], []
-    for case in cases:
-        workflow = case.request.workflow
-        with scope(pipeline, workflow, strength) as renderer, counting(pipeline, workflow) as count:
-            result = renderer.render(replace(case.request, seed=case.seed))
-        shares.append(count[0] / result.record["forwards"])
-        rows.append(loss_parts(Pair(as_clip(result, "cached"), references[case.name])))
-    parts = {name: bootstrap_mean([row[name] for row in rows]) for name in rows[0]}
+def point(strength: float, losses: Losses, cases: Sequence[Case]) -> dict[str, Any]:
+    """One point of a curve: mean share computed, mean loss in units of the default tolerances, mean of each part."""
+    rows = [losses.rows[strength, case.name] for case in cases]
+    values = {"loss": [loss(row["parts"], Tolerances()) for row in rows]}
+    values |= {name: [row["parts"][name] for row in rows] for name in rows[0]["parts"]}
+    found = {name: bootstrap_mean(column) for name, column in values.items()}
     return {
         "strength": strength,
-        "computed": sum(shares) / len(shares),
-        "parts": {name: {"mean": found.value, "low": found.low, "high": found.high} for name, found in parts.items()},
+        "computed": 1 - sum(row["reused"] for row in rows) / len(rows),
         "clips": len(rows),
+        **{name: {"mean": each.value, "low": each.low, "high": each.high} for name, each in found.items()},
     }
 
 
-def compare(pipeline: Pipeline, cases: list[Case], calibration: Case, out: Path) -> dict[str, Any]:
-    """Every method's curve; `peers.json` is written after each point, so that a stopped run keeps what it has."""
-    references = {case.name: as_clip(pipeline.render(replace(case.request, seed=case.seed)), "uncached") for case in cases}
-    report: dict[str, Any] = {"schema": SCHEMA, "model": pipeline.source.record(), "clips": len(cases), "curves": {}}
-    for name, (scope, strengths) in methods(calibration).items():
-        curve = report["curves"][name] = []
+def loss_at(curve: Sequence[dict[str, Any]], share: float) -> float | None:
+    """The mean loss where a curve computes this share of the steps, by a line between its points; None outside them."""
+    points = sorted((row["computed"], row["loss"]["mean"]) for row in curve)
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if x0 <= share <= x1:
+            return float(y0 if x1 == x0 else y0 + (y1 - y0) * (share - x0) / (x1 - x0))
+    return None
+
+
+def compared(curves: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """At equal shares computed: every method's loss, and our best over the best peer's."""
+    rows: list[dict[str, Any]] = []
+    for share in COMPARED_AT:
+        at = {name: loss_at(curve, share) for name, curve in curves.items()}
+        mine = [value for name, value in at.items() if value is not None and name.startswith(OURS)]
+        theirs = [value for name, value in at.items() if value is not None and not name.startswith(OURS)]
+        ratio = min(mine) / max(min(theirs), 1e-9) if mine and theirs else None
+        rows.append({"computed": share, "loss": at, "ours_over_best_peer": ratio})
+    return rows
+
+
+def slug(name: str) -> str:
+    """A method's name as a file's."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def compare(pipeline: Pipeline, cases: Sequence[Case], calibration: Case, out: Path) -> dict[str, list[dict[str, Any]]]:
+    """Every method's curve; losses are journalled, so that a stopped run keeps what it has."""
+    pipe = pipeline.load(calibration.request.workflow)
+    table = methods(lambda: Group(pipe, [prepare(pipeline, calibration)]))
+    requests = Requests(pipeline, cases)
+    curves: dict[str, list[dict[str, Any]]] = {}
+    for name, (scope, strengths) in table.items():
+        losses = Losses(out / f"{slug(name)}.losses.jsonl")
         for strength in strengths:
-            point = measure_point(scope, pipeline, cases, strength, references)
-            curve.append(point)
-            logger.info("%s %g: %.3f computed, 1 - SSIM %.4f", name, strength, point["computed"], point["parts"]["video"]["mean"])
-            write_json(out / "peers.json", report)
-    return report
+            requests.measure(scope, strength, losses)
+            row = point(strength, losses, cases)
+            curves.setdefault(name, []).append(row)
+            logger.info("%s %g: %.3f computed, loss %.3f", name, strength, row["computed"], row["loss"]["mean"])
+    return curves
 
 
 def main() -> None:
@@ -194,14 +128,31 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=49)
     parser.add_argument("--size")
     parser.add_argument("--frames", type=int)
-    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto")
+    parser.add_argument("--device", choices=DEVICES, default="auto")
+    parser.add_argument("--shard", metavar="I/N", help="measure this share into the journals and stop")
     parser.add_argument("--out", type=Path, default=Path("runs/peers"))
     args = parser.parse_args()
-    pipeline = open_pipeline(args.model, Recipe(), device=args.device)
+    pipeline = open_pipeline(args.model, Recipe(dtype=args.dtype), device=args.device)
     shape = Shape(size=parse_size("--size", args.size) if args.size else None, frames=args.frames, steps=args.steps)
-    cases = fixed_cases(args.prompts + 1, args.workflow, shape, pipeline.family, pipeline.recipe)
+    cases = cases_of("report", args.prompts, args.workflow, shape, pipeline)
+    calibration = cases_of("fit", 1, args.workflow, shape, pipeline)[0]
     args.out.mkdir(parents=True, exist_ok=True)
-    logger.info("%s", json.dumps(compare(pipeline, cases[:-1], cases[-1], args.out)["curves"])[:2000])
+    if args.shard:
+        compare(pipeline, shard_of(cases, args.shard), calibration, args.out)
+        return
+    curves = compare(pipeline, cases, calibration, args.out)
+    stratum = pipeline.stratum(pipeline.family.resolve(cases[0].request, pipeline.recipe))
+    told = {
+        "dtype": stratum.dtype,
+        "device": stratum.device,
+        "steps": stratum.steps,
+        "canvas": stratum.canvas,
+        "workflow": stratum.workflow,
+    }
+    report = {"schema": SCHEMA, "model": pipeline.source.record(), "stratum": told, "clips": len(cases)}
+    write_json(args.out / "peers.json", report | {"curves": curves, "compared": compared(curves)})
+    write_text(args.out / "peers.svg", curve_svg(curves))
 
 
 if __name__ == "__main__":

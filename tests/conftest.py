@@ -5,8 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from diffusers import MiniMaxH3Transformer3DModel
 
 from videogen.pipeline import Pipeline, open_pipeline
+from videogen.pocket import sizes
 from videogen.source import POCKET_FOLDER
 
 TINY = {"size": (96, 64), "frames": 22, "steps": 2}
@@ -28,6 +31,24 @@ def link_model(target: Path, **card: object) -> Path:
 def short_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The shipped pocket model, with clips from 22 frames allowed."""
     return link_model(tmp_path_factory.mktemp("model") / "short")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped model around a small random transformer, for tests of what surrounds it: a forward takes a few milliseconds."""
+    folder = link_model(tmp_path_factory.mktemp("model") / "tiny")
+    (folder / "transformer").unlink()
+    small = {"num_layers": 3, "hidden_size": 64, "num_attention_heads": 1, "ffn_dim": 96}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        MiniMaxH3Transformer3DModel(**sizes.TRANSFORMER | small).save_pretrained(folder / "transformer")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_pipeline(tiny_model: Path) -> Pipeline:
+    """The same, opened once for the whole session."""
+    return open_pipeline(str(tiny_model))
 
 
 @pytest.fixture(scope="session")

@@ -50,26 +50,26 @@ def calibrate(model: Path, output: Path, *more: str) -> int:
 
 
 def test_a_certificate_is_written_and_a_rerun_measures_nothing_twice(
-    short_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wide = ["--video", "9", "--motion", "999", "--spectrum", "999", "--level", "999"]
     output = tmp_path / "c.json"
-    assert calibrate(short_model, output, "--lambdas", "5,50", *wide) == 0
+    assert calibrate(tiny_model, output, "--lambdas", "5,50", *wide) == 0
     told = capsys.readouterr().out
     certificate = read_certificate(output.read_text(), "c.json")
     assert certificate.lam == 50 and certificate.n == 3 and certificate.violations == 0 and "with confidence 0.9" in told
     assert certificate.fingerprint.canvas == "96x64x22" and certificate.fingerprint.steps == 7
     losses = output.with_suffix(".losses.jsonl")
     before = losses.read_text()
-    assert calibrate(short_model, output, "--lambdas", "5,50", *wide) == 2
-    assert calibrate(short_model, output, "--lambdas", "5,50", "--overwrite", *wide) == 0
+    assert calibrate(tiny_model, output, "--lambdas", "5,50", *wide) == 2
+    assert calibrate(tiny_model, output, "--lambdas", "5,50", "--overwrite", *wide) == 0
     assert losses.read_text() == before and len(before.splitlines()) == 6
     assert read_certificate(output.read_text(), "c.json") == certificate
     assert replace(certificate.fingerprint, steps=9) != certificate.fingerprint
 
 
-def test_a_loss_above_tolerance_ends_the_walk_with_4(short_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert calibrate(short_model, tmp_path / "c.json", "--lambdas", "50,60", "--video", "1e-9") == 4
+def test_a_loss_above_tolerance_ends_the_walk_with_4(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert calibrate(tiny_model, tmp_path / "c.json", "--lambdas", "50,60", "--video", "1e-9") == 4
     assert "no lambda certified" in capsys.readouterr().out and not (tmp_path / "c.json").exists()
     rows = [json.loads(line) for line in (tmp_path / "c.losses.jsonl").read_text().splitlines()]
     assert {row["lam"] for row in rows} == {50.0}

@@ -1,48 +1,79 @@
 """Each peer really caches on H3, starts fresh, and leaves the model as it was."""
 
-import numpy as np
-import pytest
+import json
+import sys
+import xml.etree.ElementTree as xml
+from collections.abc import Callable
+from pathlib import Path
 
-from eval.peers import compare, counting, methods
-from eval.quality_cases import Shape, fixed_cases
+import pytest
+import torch
+
+from eval import peers
+from eval.batched_loop import Group, denoise, prepare
+from eval.peer_methods import counting, methods
+from eval.quality_cases import Case
+from videogen.config import Request
 from videogen.pipeline import Pipeline
 
 STEPS = 8
+NAMES = ["videogen, order 1", "videogen, order 0", "FirstBlockCache", "MagCache", "TaylorSeer", "SeaCache"]
 
 
 @pytest.fixture(scope="module")
-def cases(pipeline: Pipeline) -> list:  # type: ignore[type-arg]
-    shape = Shape(size=(96, 64), frames=22, steps=STEPS)
-    return fixed_cases(3, "t2va", shape, pipeline.family, pipeline.recipe)
+def make(tiny_pipeline: Pipeline) -> Callable[[], Group]:
+    request = Request("a large red circle moves right on a navy background, a low tone", size=(96, 64), frames=22, steps=STEPS)
+    prepared = prepare(tiny_pipeline, Case("a", request, 1))
+    return lambda: Group(tiny_pipeline.load("t2va"), [prepared])
 
 
-@pytest.mark.parametrize("name", ["videogen, order 1", "videogen, order 0", "FirstBlockCache", "MagCache", "TaylorSeer"])
-def test_a_peer_skips_work_repeats_itself_and_leaves_no_trace(name: str, pipeline: Pipeline, cases: list) -> None:  # type: ignore[type-arg]
-    from dataclasses import replace
+def same(a: tuple[torch.Tensor, ...], b: tuple[torch.Tensor, ...]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
-    case = cases[0]
-    request = replace(case.request, seed=case.seed)
-    before = pipeline.render(request)
-    scope, _ = methods(cases[-1])[name]
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_peer_skips_work_repeats_itself_and_leaves_no_trace(name: str, make: Callable[[], Group]) -> None:
+    group = make()
+    before = denoise(group)
+    scope, _ = methods(make)[name]
     strength = 3.0 if name == "TaylorSeer" else 50.0
     results, counts = [], []
     for _ in range(2):
-        with scope(pipeline, "t2va", strength) as renderer, counting(pipeline, "t2va") as count:
-            results.append(renderer.render(request))
+        cache = scope(group, strength)
+        with counting(group.transformer) as count, cache:
+            results.append(denoise(group))
         counts.append(count[0])
     assert 1 <= counts[0] == counts[1] < STEPS
-    assert np.array_equal(results[0].frames, results[1].frames) and np.array_equal(results[0].audio, results[1].audio)
-    assert not np.array_equal(results[0].frames, before.frames)
-    after = pipeline.render(request)
-    assert np.array_equal(before.frames, after.frames) and np.array_equal(before.audio, after.audio)
+    assert same(*results) and not same(results[0], before)
+    assert same(before, denoise(group)) and not group.transformer.is_cache_enabled
 
 
-def test_curves_hold_every_point(pipeline: Pipeline, cases: list, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[type-arg,no-untyped-def]
-    from eval import peers
+def test_the_command_writes_curves_a_comparison_and_a_plot(
+    tiny_pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = methods
 
-    kept = {name: (scope, strengths[-1:]) for name, (scope, strengths) in methods(cases[-1]).items() if name in ("TaylorSeer", "MagCache")}
-    monkeypatch.setattr(peers, "methods", lambda _case: kept)
-    report = compare(pipeline, cases[:2], cases[-1], tmp_path)
-    assert set(report["curves"]) == {"TaylorSeer", "MagCache"} and (tmp_path / "peers.json").exists()
-    for curve in report["curves"].values():
-        assert 0 < curve[0]["computed"] <= 1 and set(curve[0]["parts"]) == {"video", "motion", "spectrum", "level"}
+    def few(calibration: Callable[[], Group]) -> dict[str, object]:
+        table = stock(calibration)
+        return {name: (table[name][0], strengths) for name, strengths in (("videogen, order 1", (1e-9, 50.0)), ("TaylorSeer", (2, 4)))}
+
+    monkeypatch.setattr(peers, "methods", few)
+    monkeypatch.setattr(peers, "open_pipeline", lambda *_, **__: tiny_pipeline)
+    shape = ["--size", "96x64", "--frames", "22", "--steps", str(STEPS), "--prompts", "2"]
+    for _ in range(2):
+        monkeypatch.setattr(sys, "argv", ["peers", *shape, "--out", str(tmp_path)])
+        peers.main()
+        report = json.loads((tmp_path / "peers.json").read_text())
+    assert report["clips"] == 2 and set(report["curves"]) == {"videogen, order 1", "TaylorSeer"}
+    exact, cached = report["curves"]["videogen, order 1"]
+    assert exact["computed"] == 1 and exact["loss"]["mean"] < cached["loss"]["mean"] and cached["computed"] == 7 / 8
+    assert len((tmp_path / "taylorseer.losses.jsonl").read_text().splitlines()) == 4
+    assert len(xml.parse(tmp_path / "peers.svg").getroot().findall("{*}polyline")) == 2
+
+
+def test_equal_shares_are_compared_between_points_only() -> None:
+    curve = [{"computed": share, "loss": {"mean": loss}} for share, loss in ((1.0, 0.0), (0.6, 0.2), (0.4, 0.6))]
+    better = [{"computed": share, "loss": {"mean": loss / 2}} for share, loss in ((1.0, 0.0), (0.6, 0.2), (0.4, 0.6))]
+    low, middle = peers.compared({"videogen": better, "peer": curve})
+    assert low["ours_over_best_peer"] is None and low["loss"]["peer"] is None
+    assert middle["loss"]["peer"] == pytest.approx(0.4) and middle["ours_over_best_peer"] == pytest.approx(0.5)

@@ -21,6 +21,12 @@ STEPS = 12
 REQUEST = Request("a large red circle moves right", seed=1, **(TINY | {"steps": STEPS}))  # type: ignore[arg-type]
 
 
+@pytest.fixture(scope="module")
+def pipeline(tiny_pipeline: Pipeline) -> Pipeline:
+    """Certificates are about strata: any weights will do."""
+    return tiny_pipeline
+
+
 @pytest.fixture
 def certificate(pipeline: Pipeline) -> Certificate:
     stratum = pipeline.stratum(pipeline.family.resolve(REQUEST, pipeline.recipe))
@@ -60,11 +66,11 @@ def test_other_weights_and_other_code_are_another_stratum(pipeline: Pipeline, ce
 
 
 def test_the_command_line_reads_a_certificate(
-    short_model: Path, certificate: Certificate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_model: Path, certificate: Certificate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "c.json"
     file.write_text(certificate.to_json())
-    options = ["-m", str(short_model), "--size", "96x64", "--frames", "22", "--prompt", "x", "--seed", "1", "-q", "--name", "c"]
+    options = ["-m", str(tiny_model), "--size", "96x64", "--frames", "22", "--prompt", "x", "--seed", "1", "-q", "--name", "c"]
     ask = ["render", *options, "--certificate", str(file)]
     assert main([*ask, "--steps", str(STEPS), "-o", str(tmp_path / "a")]) == 0
     assert json.loads((tmp_path / "a" / "c.json").read_text())["cache"]["certificate"] == certificate.promise

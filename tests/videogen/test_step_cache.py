@@ -21,6 +21,12 @@ STEPS = 14
 
 
 @pytest.fixture(scope="module")
+def pipeline(tiny_pipeline: Pipeline) -> Pipeline:
+    """A small random transformer in the real loop: what is reused is decided and put back the same way."""
+    return tiny_pipeline
+
+
+@pytest.fixture(scope="module")
 def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("pictures") / "a.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 80, 3), dtype=np.uint8)).save(path)
