@@ -23,7 +23,7 @@ from videogen.jobs.run import write_result
 from videogen.media import Encoding
 from videogen.pipeline import Pipeline, peak_memory_mb
 
-SCHEMA = "videogen.bench/1"
+SCHEMA = "videogen.bench/2"
 Told = Callable[[str], None]
 
 

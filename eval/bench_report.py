@@ -3,16 +3,18 @@
 import csv
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from eval.bench import SCHEMA
-from eval.fingerprint import differing_keys
+from eval.fingerprint import COMPARED
 from eval.report_folder import check_free, make_folder
 from videogen.errors import bad
 from videogen.jobs.run import write_json, write_text
 
 FILES = ("bench.json", "bench.md", "clips.csv")
+_SHOWN = 60
 _CSV = ("arm", "repetition", "pair", "seed", "began_s", "ended_s", "seconds", "forwards", "reused", "broken")
 
 
@@ -108,10 +110,23 @@ def read_report(path: Path) -> dict[str, Any]:
 
 def not_comparable_because(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """The keys in which two reports differ and must not, each with both values."""
-    reasons = [key for key in ("workload", "dtype", "device") if old[key] != new[key]]
-    if old["model"]["identity"] != new["model"]["identity"]:
-        reasons.append("model")
-    reasons += [f"fingerprint.{key}" for key in differing_keys(old["fingerprint"], new["fingerprint"])]
-    if old["protocol"]["in_flight"] != new["protocol"]["in_flight"]:
-        reasons.append("protocol.in_flight")
-    return reasons
+    held = [(key, old[key], new[key]) for key in ("workload", "dtype", "device")]
+    held.append(("model", old["model"]["identity"], new["model"]["identity"]))
+    prints = old["fingerprint"], new["fingerprint"]
+    held += [(f"fingerprint.{key}", prints[0].get(key), prints[1].get(key)) for key in COMPARED]
+    held.append(("protocol.in_flight", old["protocol"]["in_flight"], new["protocol"]["in_flight"]))
+    return [f"{key} ({_short(was)} against {_short(now)})" for key, was, now in _inner(held) if was != now]
+
+
+def _inner(held: list[tuple[str, Any, Any]]) -> Iterator[tuple[str, Any, Any]]:
+    """Two dictionaries become one entry per key."""
+    for key, was, now in held:
+        if isinstance(was, dict) and isinstance(now, dict):
+            yield from ((f"{key}.{name}", was.get(name), now.get(name)) for name in sorted(was.keys() | now.keys()))
+        else:
+            yield key, was, now
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."

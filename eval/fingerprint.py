@@ -49,8 +49,3 @@ def fingerprint() -> dict[str, Any]:
         "is_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "environment": read_environment().record(),
     }
-
-
-def differing_keys(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
-    """The keys in which two fingerprints differ and must not."""
-    return [key for key in COMPARED if a.get(key) != b.get(key)]

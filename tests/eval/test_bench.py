@@ -63,8 +63,8 @@ def test_comparing_needs_the_same_thing_on_the_same_machine(
     assert "1.000 times" in capsys.readouterr().out
     report = json.loads(old.read_text())
     for change, word in (
-        (lambda r: r["workload"].update(steps=3), "workload"),
-        (lambda r: r["fingerprint"].update(cpu="another"), "fingerprint.cpu"),
+        (lambda r: r["workload"].update(steps=3), "workload.steps (1 against 3)"),
+        (lambda r: r["fingerprint"].update(cpu="another"), "against 'another'"),
         (lambda r: r["model"].update(identity="x"), "model"),
         (lambda r: r.update(schema="videogen.bench/0"), "schema"),
     ):
