@@ -10,9 +10,9 @@ from videogen.pocket import packed, sizes
 from videogen.pocket.cache import REFERENCE, Bucket, Cache
 from videogen.pocket.train_transformer import audio_latents, latent_frames
 
-# kind -> share of the trajectories, and how many text lengths to take
-LONG = {"t": (0.5, 10), "f": (0.12, 4), "l": (0.06, 2), "b": (0.08, 2), "r": (0.24, 4)}
-SHORT = {"t": (0.6, 3), "f": (0.15, 1), "r": (0.25, 2)}
+# kind -> share of the trajectories, and how many text lengths to take: each shape costs two captured graphs
+LONG = {"t": (0.5, 6), "f": (0.12, 2), "l": (0.06, 1), "b": (0.08, 1), "r": (0.24, 3)}
+SHORT = {"t": (0.6, 2), "f": (0.15, 1), "r": (0.25, 1)}
 TOY = {"t": (0.5, 1), "r": (0.5, 1)}
 CHANNELS = (sizes.AUDIO_CHANNELS, sizes.LATENT_CHANNELS * 4)
 Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # packed.PackedForward's call
@@ -81,9 +81,11 @@ def rows_of(bucket: Bucket, num_frames: int) -> packed.Rows:
 
 
 def noise_of(rows: packed.Rows, size: int, generator: torch.Generator) -> State:
-    """Fresh noise for `size` samples: audio and video rows."""
-    counts = (rows.audio, rows.video)
-    return tuple(torch.randn(size, n, c, generator=generator, device=generator.device) for n, c in zip(counts, CHANNELS))
+    """Fresh noise for `size` samples, audio and video rows, drawn in the order of `packed.sample`."""
+    drawn = [
+        torch.randn(size, n, c, generator=generator, device=generator.device) for n, c in zip((rows.video, rows.audio), CHANNELS[::-1])
+    ]
+    return drawn[1], drawn[0]
 
 
 def conditions_of(cache: Cache, bucket: Bucket, index: torch.Tensor, num_frames: int, generator: torch.Generator) -> torch.Tensor:

@@ -21,11 +21,11 @@ class DistilOptions:
     deadline: float = 0.0
     steps: int = 0
     bank: float = 0.3
-    rollout: float = 0.6
+    rollout: float = 0.75
     short: float = 0.15
     anchor: float = 0.0
     rate: float = 2e-3
-    rollout_rate: float = 1e-3
+    rollout_rate: float = 2e-3
     row_budget: int = 24_000
     dmd: float = 0.0
     clips: int = 640

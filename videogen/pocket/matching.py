@@ -16,6 +16,7 @@ STUDENT_RATE, FAKE_RATE = 5e-5, 2e-4
 FAKE_FIRST, FAKE_RATIO = 200, 5  # fake updates before the first of the student, then for each of them
 LOOK_EVERY = 25  # student updates
 NARROWED = 0.02  # kept off both ends of the base levels
+PARTS = 6  # the largest ones only: each is captured twice for every evaluation
 
 
 class Matching:
@@ -35,10 +36,11 @@ class Matching:
         run, student = self.run, self.run.student
         look, base = judge(run.watched), sharpness(wanted_ends(run.watched), run.watched)
         seen, kept = [run.look(look)], [_copy(student)]
-        rng, shares = random.Random(run.options.seed), [part.count for part in run.parts]
+        parts = sorted(run.parts, key=lambda part: -part.count)[:PARTS]
+        rng, shares = random.Random(run.options.seed), [part.count for part in parts]
         begin, count, reason = run.agreed(), 0, ""
         while not reason:
-            part, last = rng.choices(run.parts, shares)[0], rng.randrange(run.options.forwards)
+            part, last = rng.choices(parts, shares)[0], rng.randrange(run.options.forwards)
             self.second(("fake", part.key, last), partial(self.fake_loss, part, last))
             count += 1
             if count > FAKE_FIRST and count % FAKE_RATIO == 0:

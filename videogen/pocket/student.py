@@ -11,15 +11,18 @@ from videogen.pocket.packed import PackedForward
 
 
 def trained_modules(model: nn.Module, rank: int, adaln_rank: int) -> dict[str, int]:
-    """Module -> rank: attention and feed-forward of the main blocks, their modulation, the heads."""
+    """Module -> rank: attention and feed-forward of the main blocks and the heads; with `adaln_rank` modulation and time embedding."""
     layers = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.net.0.proj", "ff.net.2")
     found = {}
-    for name, module in model.named_modules():
+    linears = [(name, module.weight.shape) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    for name, shape in linears:
         in_block = name.startswith("transformer_blocks.")
         if (in_block and name.endswith(layers)) or name in ("proj_out", "audio_proj_out"):
-            found[name] = min(rank, *module.weight.shape)
-        elif adaln_rank and ((in_block and name.endswith("adaln_proj.linear")) or name == "norm_out.linear"):
-            found[name] = min(adaln_rank, *module.weight.shape)
+            found[name] = min(rank, *shape)
+        if adaln_rank and ((in_block and name.endswith("adaln_proj.linear")) or name == "norm_out.linear"):
+            found[name] = min(adaln_rank, *shape)
+        if adaln_rank and name.startswith("time_embedder."):
+            found[name] = min(rank, *shape)
     return found
 
 
