@@ -17,7 +17,7 @@ from eval.cache_loss import Tolerances, loss
 from eval.calibration import Goal, walk
 from eval.losses import Losses
 from eval.quality_cases import Case, Shape
-from videogen.certificates import open_certificate
+from videogen.certificates import covered_by, open_certificate
 from videogen.config import DEVICES, Recipe, StepCache
 from videogen.errors import bad
 from videogen.jobs.run import write_json
@@ -26,11 +26,6 @@ from videogen.pipeline import Pipeline, open_pipeline
 logger = logging.getLogger(__name__)
 
 SCHEMA = "videogen.cache-heldout/1"
-
-
-def options_of(certificate: Certificate) -> StepCache:
-    """The cache settings a certificate speaks of."""
-    return StepCache(certificate.lam, certificate.max_streak, certificate.video_order, certificate.audio_order)
 
 
 def check_stratum(certificate: Certificate, name: str, pipeline: Pipeline, case: Case) -> None:
@@ -54,13 +49,13 @@ def fill(pipeline: Pipeline, cases: Sequence[Case], certificate: Certificate, lo
 
     parallel = certificate.fingerprint.parallel
     if parallel == Batch().parallel:
-        measure(pipeline, cases, [(options_of(certificate), losses)], Batch(), tell)
+        measure(pipeline, cases, [(covered_by(certificate, StepCache()), losses)], Batch(), tell)
     elif parallel == "1":
         tolerances = Tolerances(**certificate.tolerances)
         walk(
             pipeline,
             cases,
-            Goal((certificate.lam,), certificate.alpha, certificate.delta, tolerances, options_of(certificate)),
+            Goal((certificate.lam,), certificate.alpha, certificate.delta, tolerances, covered_by(certificate, StepCache())),
             losses,
             tell,
         )

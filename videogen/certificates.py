@@ -39,26 +39,31 @@ def fingerprint(resolved: Resolved, *, weights: str, dtype: str, device: str) ->
 def certified(options: StepCache, stratum: Fingerprint) -> tuple[StepCache, str]:
     """The step cache a request may use, and a note when its certificate did not cover it.
 
-    A certificate that covers the stratum gives its lambda. One that does not gives lambda 0, or a RequestError that
-    names every difference, as `on_mismatch` says. Without a certificate the options stay as they are.
+    The certificate that covers the stratum gives its lambda and stays as the only one. Where none does, lambda is 0, or a
+    RequestError names what the nearest one differs in, as `on_mismatch` says. Without any the options stay as they are.
     """
-    certificate = options.certificate
-    if certificate is None:
+    if not options.certificates:
         return options, ""
-    differences = certificate.fingerprint.differences(stratum)
-    if not differences:
-        covered = replace(
-            options,
-            lam=certificate.lam,
-            max_streak=certificate.max_streak,
-            video_order=certificate.video_order,
-            audio_order=certificate.audio_order,
-        )
-        return covered, ""
-    told = "; ".join(differences)
+    for certificate in options.certificates:
+        if certificate.fingerprint == stratum:
+            return covered_by(certificate, options), ""
+    nearest = min(options.certificates, key=lambda each: len(each.fingerprint.differences(stratum)))
+    told = "; ".join(nearest.fingerprint.differences(stratum))
     if options.on_mismatch == "compute":
         return StepCache(), f"computed in full: the certificate is for another stratum ({told})"
     raise bad("certificate", told, "the stratum it was calibrated for", "calibrate this one, or pass --cache-mismatch=compute")
+
+
+def covered_by(certificate: Certificate, options: StepCache) -> StepCache:
+    """The options with what a certificate was calibrated with."""
+    return replace(
+        options,
+        lam=certificate.lam,
+        max_streak=certificate.max_streak,
+        video_order=certificate.video_order,
+        audio_order=certificate.audio_order,
+        certificates=(certificate,),
+    )
 
 
 def open_certificate(path: Path) -> Certificate:

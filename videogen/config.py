@@ -91,14 +91,14 @@ class Request:
 class StepCache:
     """The step cache of a recipe. lam is the largest drift reused over, 0 is off; orders are 0 (copy) or 1 (extrapolate).
 
-    A certificate sets all of them for the requests of its stratum; for others `on_mismatch` is `refuse` or `compute`.
+    A certificate sets all of them for the requests of its stratum; for requests of none's `on_mismatch` is `refuse` or `compute`.
     """
 
     lam: float = 0.0
     max_streak: int = 3
     video_order: int = 1
     audio_order: int = 1
-    certificate: Certificate | None = None
+    certificates: tuple[Certificate, ...] = ()
     on_mismatch: str = "refuse"
 
     def __post_init__(self) -> None:

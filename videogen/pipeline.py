@@ -97,7 +97,7 @@ class Pipeline:
             logger.warning("%s", raw.cache.warning)
         frames = to_uint8(raw.frames)
         record = self._record(resolved, used_seed, raw, clock.stages_s) | {"started": started, "finished": _now()}
-        record["cache"] |= {"certificate": cache.certificate.promise if cache.certificate and cache.lam else None, "note": note}
+        record["cache"] |= {"certificate": cache.certificates[0].promise if cache.certificates and cache.lam else None, "note": note}
         record["adapters"] = adapters_record(self.recipe.adapters, attached_to(transformer_of(pipe)))
         record["output"] = {"frames_sha256": hash_bytes(frames.tobytes()), "audio_sha256": hash_bytes(raw.audio.tobytes())}
         return Result(frames, np.clip(raw.audio, -1.0, 1.0), raw.sampling_rate, resolved.fps, record)

@@ -2,7 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from caches.certificate import Certificate
+from videogen.certificates import open_certificate
 from videogen.config import SHIPPED, Adapters, AdapterUse, Recipe, StepCache
 from videogen.errors import bad
 
@@ -12,9 +15,11 @@ RECIPES: dict[str, Recipe] = {
     "turbo8": Recipe(name="turbo8", steps=8, adapters=Adapters((AdapterUse(f"{SHIPPED}turbo8"),))),
 }
 
+CERTIFICATES = Path(__file__).parent / "pocket" / "certificates"  # NAME-*.json make the recipe NAME available
+
 PLANNED: dict[str, str] = {
     "careful": "step cache at the strictest certificate",
-    "balanced": "step cache and sparse attention",
+    "balanced": "step cache at a certificate with wider tolerances",
     "draft": "few-step adapter, step cache and sparse attention",
 }
 
@@ -63,6 +68,16 @@ def with_adapters(recipe: Recipe, uses: Sequence[AdapterUse], words: Sequence[st
     return replace(recipe, name=recipe.name + (ADAPTED if uses else ""), adapters=adapters)
 
 
+def shipped_certificates(recipe: str) -> tuple[Certificate, ...]:
+    """The certificates of a recipe that is made of them, one a stratum; none before it is calibrated."""
+    return tuple(open_certificate(path) for path in sorted(CERTIFICATES.glob(f"{recipe}-*.json"))) if recipe in PLANNED else ()
+
+
+def unavailable() -> dict[str, str]:
+    """The planned recipes that cannot be used yet, and what they will be."""
+    return {name: what for name, what in PLANNED.items() if not any(CERTIFICATES.glob(f"{name}-*.json"))}
+
+
 def find_recipe(recipe: str | Recipe) -> Recipe:
     """The recipe of this name; a `Recipe` passes through.
 
@@ -72,6 +87,9 @@ def find_recipe(recipe: str | Recipe) -> Recipe:
         return recipe
     if recipe in RECIPES:
         return RECIPES[recipe]
+    if certificates := shipped_certificates(recipe):
+        return Recipe(name=recipe, cache=StepCache(certificates=certificates, on_mismatch="compute"))
+    known = f"one of {', '.join([*RECIPES, *(name for name in PLANNED if name not in unavailable())])}"
     if recipe in PLANNED:
-        raise bad("recipe", recipe, f"one of {', '.join(RECIPES)}", f"{recipe} ({PLANNED[recipe]}) is not built yet; use exact")
-    raise bad("recipe", recipe, f"one of {', '.join(RECIPES)}", "change recipe")
+        raise bad("recipe", recipe, known, f"{recipe} ({PLANNED[recipe]}) is not built yet; use exact")
+    raise bad("recipe", recipe, known, "change recipe")

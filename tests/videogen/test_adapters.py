@@ -126,7 +126,7 @@ def test_the_step_cache_knows_the_adapter(pipeline: Pipeline, tmp_path: Path) ->
     request = replace(PLAIN, steps=3)
     base = pipeline.stratum(pipeline.family.resolve(request, pipeline.recipe))
     certificate = Certificate(base, 50.0, 2, 1, 0, 0.1, 0.1, {"video": 0.05}, 52, 2, 0.5, "c" * 64)
-    options = StepCache(certificate=certificate, on_mismatch="compute")
+    options = StepCache(certificates=(certificate,), on_mismatch="compute")
     turbo = pipeline.sharing(using(file))
     cache, note = certified(options, turbo.stratum(turbo.family.resolve(request, turbo.recipe)))
     assert cache.lam == 0 and "adapters" in note and "shifts" not in note

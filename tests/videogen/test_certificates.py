@@ -10,8 +10,9 @@ import pytest
 
 from caches.certificate import Certificate
 from tests.conftest import TINY
-from videogen import Recipe, Request
+from videogen import Recipe, Request, recipes
 from videogen.certificates import cache_code, open_certificate
+from videogen.certificates import certified as certified_options
 from videogen.cli.main import main
 from videogen.config import StepCache
 from videogen.errors import RequestError
@@ -34,7 +35,7 @@ def certificate(pipeline: Pipeline) -> Certificate:
 
 
 def certified(pipeline: Pipeline, certificate: Certificate, **options: Any) -> Pipeline:
-    return pipeline.sharing(Recipe(name="exact+certified", cache=StepCache(certificate=certificate, **options)))
+    return pipeline.sharing(Recipe(name="exact+certified", cache=StepCache(certificates=(certificate,), **options)))
 
 
 def test_a_covered_request_uses_what_was_certified(pipeline: Pipeline, certificate: Certificate) -> None:
@@ -84,3 +85,22 @@ def test_the_command_line_reads_a_certificate(
     assert main(["render", *options, "--certificate", str(tmp_path / "none.json")]) == 2
     with pytest.raises(RequestError, match="a file that can be read"):
         open_certificate(tmp_path / "none.json")
+
+
+def test_shipped_files_make_a_recipe_that_acts_on_its_own_strata(
+    pipeline: Pipeline, certificate: Certificate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipes, "CERTIFICATES", tmp_path)
+    assert {"careful", "balanced"} <= set(recipes.unavailable())
+    with pytest.raises(RequestError, match=r"careful .* is not built yet"):
+        recipes.find_recipe("careful")
+    other = replace(certificate, lam=1e-12, fingerprint=replace(certificate.fingerprint, steps=9))
+    for name, each in (("a", other), ("b", certificate)):
+        (tmp_path / f"careful-{name}.json").write_text(each.to_json())
+    recipe = recipes.find_recipe("careful")
+    assert recipe.name == "careful" and "careful" not in recipes.unavailable() and "balanced" in recipes.unavailable()
+    record = pipeline.sharing(recipe).render(REQUEST).record
+    assert record["cache"]["lambda"] == 50.0 and record["cache"]["certificate"] == certificate.promise
+    stratum = pipeline.stratum(pipeline.family.resolve(replace(REQUEST, steps=10), recipe))
+    options, note = certified_options(recipe.cache, stratum)
+    assert options.lam == 0 and "steps 10 instead of" in note

@@ -4,7 +4,7 @@ import pytest
 
 from videogen.config import Recipe, Request, as_plain, read_environment
 from videogen.errors import RequestError
-from videogen.recipes import PLANNED, find_recipe
+from videogen.recipes import find_recipe, unavailable
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_the_workflow_follows_the_pictures() -> None:
 
 def test_a_planned_recipe_is_refused_with_the_truth() -> None:
     assert find_recipe("exact") == Recipe()
-    for name in PLANNED:
+    for name in unavailable():
         with pytest.raises(RequestError, match="not built yet"):
             find_recipe(name)
     with pytest.raises(RequestError, match="expected one of exact"):

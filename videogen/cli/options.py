@@ -11,7 +11,7 @@ from videogen.errors import RequestError, bad, say
 from videogen.jobs.files import RawJob, read_jobs
 from videogen.jobs.names import DEFAULT_TEMPLATE
 from videogen.media import Encoding
-from videogen.recipes import PLANNED, RECIPES
+from videogen.recipes import PLANNED, RECIPES, unavailable
 
 
 def add_request_options(parser: argparse.ArgumentParser, environment: Environment) -> None:
@@ -40,7 +40,7 @@ def add_request_options(parser: argparse.ArgumentParser, environment: Environmen
     what.add_argument("--repeat", type=int, metavar="K", help="K clips per prompt, seeds N, N+1, ...")
     how = parser.add_argument_group("how")
     how.add_argument("--model", "-m", "--model-path", default="pocket", metavar="NAME", help="pocket, random, a folder or a hub id")
-    named = ", ".join([*RECIPES, *(f"{name} (not yet)" for name in PLANNED)])
+    named = ", ".join([*RECIPES, *(f"{name} (not yet)" if name in unavailable() else name for name in PLANNED)])
     how.add_argument("--recipe", default="exact", metavar="NAME", help=f"one of {named}")
     how.add_argument(
         "--cache-lambda",

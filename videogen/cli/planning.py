@@ -59,7 +59,7 @@ def read_wanted(args: argparse.Namespace) -> Wanted:
     recipe = find_recipe(args.recipe)
     recipe = replace(recipe, dtype=args.dtype) if args.dtype else recipe
     if args.certificate:
-        cache = StepCache(certificate=open_certificate(Path(args.certificate).expanduser()), on_mismatch=args.cache_mismatch)
+        cache = StepCache(certificates=(open_certificate(Path(args.certificate).expanduser()),), on_mismatch=args.cache_mismatch)
         recipe = replace(recipe, name=f"{recipe.name}+certified", cache=cache)
     check_template(args.name)
     encoding = Encoding(crf=args.crf, lossless=args.lossless, save_frames=args.save_frames)
