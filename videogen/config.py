@@ -218,6 +218,16 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     )
 
 
+def read_api_keys() -> str:
+    """The value of VIDEOGEN_API_KEY; apart from `Environment`, so that no record can hold it."""
+    return os.environ.get("VIDEOGEN_API_KEY", "")
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """The environment of a worker process: ours without the server's keys, with some values changed."""
+    return {name: value for name, value in os.environ.items() if name != "VIDEOGEN_API_KEY"} | changes
+
+
 def _count(env: Mapping[str, str], name: str, default: int) -> int:
     text = env.get(name) or str(default)
     if not text.isdecimal():

@@ -22,6 +22,10 @@ class QueueFull(VideogenError):
     """A limit of the queue or of the disk; later it may work."""
 
 
+class NoSuchJob(VideogenError, LookupError):
+    """No job of this id, or somebody else's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Most unfinished jobs in all and per owner; most bytes of clips, those still to come estimated; how long a finished job is kept."""
@@ -116,7 +120,7 @@ class Store:
         return [row[0] for row in self.database.rows("SELECT state FROM history WHERE job = ? ORDER BY id", job_id)]
 
     def edit(self, job_id: str, owner: str | None, settings: dict[str, Any], summary: dict[str, Any]) -> Job:
-        """Replace what a queued job asks for. Raises Conflict once a worker has it, LookupError when there is no such job."""
+        """Replace what a queued job asks for. Raises Conflict once a worker has it, NoSuchJob when there is none."""
         with self.database.writing() as db:
             job = _own(db, job_id, owner)
             if job.state != QUEUED:
@@ -180,12 +184,12 @@ class Store:
     def _again(self, job_id: str) -> Job:
         job = self.get(job_id)
         if job is None:
-            raise LookupError(job_id)
+            raise NoSuchJob(job_id)
         return job
 
 
 def _own(db: sqlite3.Connection, job_id: str, owner: str | None) -> Job:
     job = one(db, job_id)
     if job is None or (owner is not None and job.owner != owner):
-        raise LookupError(job_id)
+        raise NoSuchJob(job_id)
     return job
