@@ -22,6 +22,7 @@ SHIPPED = "model:"  # begins the name of an adapter that the model itself ships
 NO_TERMS = Contract()
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
+MATMULS = ("model", "auto", "bfloat16")
 
 
 def _check_prompt(prompt: object) -> None:
@@ -166,12 +167,43 @@ class Adapters:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
-    """How a clip is computed. The default is the exact, unaccelerated model."""
+class Savings:
+    """Work a recipe does not do twice, each part with its switch; by default diffusers' own computation runs untouched.
 
-    name: str = "exact"
+    adaln_tables to lean_loop and encodings (how many are kept) are bit-identical, and so is decode_batch (VAE tiles in one
+    call, 0 is stock) at 1; a larger one, kernels and matmul are close: docs/speed.md has their bounds. park_adaln keeps the
+    projections behind the tables in host memory. matmul is `model` (the weights' own arithmetic), `bfloat16`, or `auto`:
+    bfloat16 on a CPU that has instructions for it.
+    """
+
+    adaln_tables: bool = False
+    park_adaln: bool = False
+    refined_text: bool = False
+    rope_tables: bool = False
+    text_cut: bool = False
+    lean_loop: bool = False
+    encodings: int = 0
+    decode_batch: int = 0
+    kernels: bool = False
+    matmul: str = "model"
+
+    def __post_init__(self) -> None:
+        _check_whole("savings encodings", self.encodings, 0, 100_000)
+        _check_whole("savings decode_batch", self.decode_batch, 0, 4096)
+        if self.matmul not in MATMULS:
+            raise bad("savings matmul", self.matmul, f"one of {', '.join(MATMULS)}", "change matmul")
+        if self.park_adaln and not self.adaln_tables:
+            raise bad("savings park_adaln without adaln_tables", True, "both", "switch adaln_tables on, or park_adaln off")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a clip is computed. The default is the plain, unaccelerated model."""
+
+    name: str = "plain"
     steps: int | None = None
     dtype: str = "auto"
+    savings: Savings = Savings()
     cache: StepCache = StepCache()
     adapters: Adapters = Adapters()
 

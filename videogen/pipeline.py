@@ -30,6 +30,8 @@ from videogen.recipes import find_recipe
 from videogen.result import Result
 from videogen.seeds import draw_seed
 from videogen.source import ModelSource, check_digest, fetch_weights, find_model, open_family
+from videogen.transforms.adaln import place_projections
+from videogen.transforms.attach import Kept, Transforms
 
 logger = logging.getLogger(__name__)
 
@@ -49,13 +51,14 @@ class Pipeline:
         self._shared: dict[str, Any] = {}
         self._opened: dict[str, Any] = {}
         self._shelf = Shelf(source)
+        self._kept = Kept()
 
     def sharing(self, recipe: Recipe) -> "Pipeline":
         """Another recipe over the same weights; nothing is loaded twice."""
         other = Pipeline(self.source, self.family, settle(recipe, self.source), self.device)
         if other.dtype != self.dtype:
             raise bad("dtype", recipe.dtype, f"the weights' own, {self.dtype}", "open a pipeline of its own")
-        other._shared, other._opened, other._shelf = self._shared, self._opened, self._shelf
+        other._shared, other._opened, other._shelf, other._kept = self._shared, self._opened, self._shelf, self._kept
         return other
 
     def load(self, workflow: str) -> Any:
@@ -67,6 +70,7 @@ class Pipeline:
             self._opened[workflow] = load_pipeline(self.source, workflow, device=self.device, dtype=self.dtype, shared=self._shared)
         pipe = self._opened[workflow]
         put_on(transformer_of(pipe), self.recipe.adapters, self._shelf)
+        place_projections(transformer_of(pipe), torch.device("cpu") if self.recipe.savings.park_adaln else self.device)
         return pipe
 
     def render(
@@ -92,12 +96,14 @@ class Pipeline:
         started, clock = _now(), PhaseClock(on_event, stop or StopFlag())
         clock.enter("load")
         pipe = self.load(resolved.workflow)
-        raw = run(pipe, resolved, used_seed, clock, cache)
+        transforms = Transforms(self.recipe.savings, self._kept, resolved)
+        raw = run(pipe, resolved, used_seed, clock, cache, transforms)
         if raw.cache.warning:
             logger.warning("%s", raw.cache.warning)
         frames = to_uint8(raw.frames)
         record = self._record(resolved, used_seed, raw, clock.stages_s) | {"started": started, "finished": _now()}
         record["cache"] |= {"certificate": cache.certificates[0].promise if cache.certificates and cache.lam else None, "note": note}
+        record["savings"] = transforms.told
         record["adapters"] = adapters_record(self.recipe.adapters, attached_to(transformer_of(pipe)))
         record["output"] = {"frames_sha256": hash_bytes(frames.tobytes()), "audio_sha256": hash_bytes(raw.audio.tobytes())}
         return Result(frames, np.clip(raw.audio, -1.0, 1.0), raw.sampling_rate, resolved.fps, record)

@@ -6,13 +6,23 @@ from pathlib import Path
 
 from caches.certificate import Certificate
 from videogen.certificates import open_certificate
-from videogen.config import SHIPPED, Adapters, AdapterUse, Recipe, StepCache
+from videogen.config import SHIPPED, Adapters, AdapterUse, Recipe, Savings, StepCache
 from videogen.errors import bad
 
+EXACT = Savings(
+    adaln_tables=True,
+    refined_text=True,
+    rope_tables=True,
+    text_cut=True,
+    lean_loop=True,
+    encodings=64,
+)
+
 RECIPES: dict[str, Recipe] = {
-    "exact": Recipe(name="exact"),
-    "turbo": Recipe(name="turbo", steps=4, adapters=Adapters((AdapterUse(f"{SHIPPED}turbo4"),))),
-    "turbo8": Recipe(name="turbo8", steps=8, adapters=Adapters((AdapterUse(f"{SHIPPED}turbo8"),))),
+    "exact": Recipe(name="exact", savings=EXACT),
+    "plain": Recipe(name="plain"),
+    "turbo": Recipe(name="turbo", steps=4, savings=EXACT, adapters=Adapters((AdapterUse(f"{SHIPPED}turbo4"),))),
+    "turbo8": Recipe(name="turbo8", steps=8, savings=EXACT, adapters=Adapters((AdapterUse(f"{SHIPPED}turbo8"),))),
 }
 
 CERTIFICATES = Path(__file__).parent / "pocket" / "certificates"  # NAME-*.json make the recipe NAME available
@@ -88,7 +98,7 @@ def find_recipe(recipe: str | Recipe) -> Recipe:
     if recipe in RECIPES:
         return RECIPES[recipe]
     if certificates := shipped_certificates(recipe):
-        return Recipe(name=recipe, cache=StepCache(certificates=certificates, on_mismatch="compute"))
+        return Recipe(name=recipe, savings=EXACT, cache=StepCache(certificates=certificates, on_mismatch="compute"))
     known = f"one of {', '.join([*RECIPES, *(name for name in PLANNED if name not in unavailable())])}"
     if recipe in PLANNED:
         raise bad("recipe", recipe, known, f"{recipe} ({PLANNED[recipe]}) is not built yet; use exact")

@@ -41,7 +41,7 @@ def test_the_workflow_follows_the_pictures() -> None:
 
 
 def test_a_planned_recipe_is_refused_with_the_truth() -> None:
-    assert find_recipe("exact") == Recipe()
+    assert find_recipe("plain") == Recipe()
     for name in unavailable():
         with pytest.raises(RequestError, match="not built yet"):
             find_recipe(name)

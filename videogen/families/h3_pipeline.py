@@ -20,10 +20,11 @@ from PIL import Image
 from caches.policy import Budget
 from caches.step_hook import Channel, step_cache
 from caches.trace import Trace
-from videogen.config import StepCache
+from videogen.config import Savings, StepCache
 from videogen.families.base import Resolved
 from videogen.images import load_image, to_rgb
 from videogen.progress import PhaseClock
+from videogen.transforms.attach import Kept, Transforms
 
 LOOP = "denoise.denoise"
 _PHASE_OF_BLOCK = {"text_encoder": "text", LOOP: "denoise", "denoise.after_denoise": "decode"}
@@ -156,11 +157,14 @@ def _cached(pipe: Any, state: PipelineState, options: StepCache) -> AbstractCont
     return step_cache(transformer_of(pipe), "transformer_blocks", _channels(pipe, state, options), budget)
 
 
-def run(pipe: Any, resolved: Resolved, seed: int, clock: PhaseClock, cache: StepCache) -> RawClip:
-    """Render one clip with a loaded pipeline of the request's workflow.
+def run(
+    pipe: Any, resolved: Resolved, seed: int, clock: PhaseClock, cache: StepCache, transforms: Transforms | None = None
+) -> RawClip:
+    """Render one clip with a loaded pipeline of the request's workflow; without `transforms` nothing of it is changed.
 
     Raises CancelledRender between steps or blocks when a stop is wanted; nothing of the request outlives the call.
     """
+    transforms = transforms or Transforms(Savings(), Kept(), resolved)
     state, inputs = PipelineState(), block_inputs(resolved, seed)
     for parameter in pipe._blocks.inputs:
         if parameter.name in inputs:
@@ -171,10 +175,10 @@ def run(pipe: Any, resolved: Resolved, seed: int, clock: PhaseClock, cache: Step
         for name, block in pipe._blocks.sub_blocks.items():
             clock.enter(_phase(name))
             if name != LOOP:
-                _, state = block(pipe, state)
+                transforms.call(name, block, pipe, state)
                 continue
-            with _cached(pipe, state, cache) as trace:
-                _, state = block(pipe, state)
+            with transforms.around_loop(pipe, block, transformer_of(pipe), state), _cached(pipe, state, cache) as trace:
+                block(pipe, state)
     clock.close()
     frames, audio = np.asarray(state.get("videos"))[0], state.get("audio")[0].float().cpu().numpy()
     return RawClip(frames, audio, int(state.get("sampling_rate")), sigmas_of(pipe), trace)

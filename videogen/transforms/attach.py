@@ -1,0 +1,85 @@
+"""Puts the savings of a recipe around the blocks of one request; the composition root owns what lives longer than that."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from diffusers.modular_pipelines.modular_pipeline import PipelineState
+
+from videogen.config import Savings
+from videogen.families.base import Resolved
+from videogen.transforms.adaln import TableShelf, adaln_tables
+from videogen.transforms.encodings import Encodings, Values, picture_key, text_key
+from videogen.transforms.lean_loop import lean_loop
+from videogen.transforms.scope import forward_as, once
+from videogen.transforms.text_cut import text_cut
+
+_KEYS = {"text_encoder": text_key, "vae_encoder": picture_key}
+
+
+@dataclass(slots=True)
+class Kept:
+    """What outlives a request: it belongs to weights, and pipelines that share those share it."""
+
+    tables: TableShelf = field(default_factory=TableShelf)
+    encodings: Encodings = field(default_factory=Encodings)
+
+
+@dataclass(slots=True)
+class Transforms:
+    """The savings of one request; `told` says what each did, for the record."""
+
+    savings: Savings
+    kept: Kept
+    resolved: Resolved
+    told: dict[str, str] = field(default_factory=dict)
+
+    def call(self, name: str, block: Any, pipe: Any, state: PipelineState) -> None:
+        """Run one of diffusers' blocks outside the loop, or do without."""
+        if name not in _KEYS or not self.savings.encodings:
+            self._compute(name, block, pipe, state)
+            return
+
+        def compute() -> Values:
+            self._compute(name, block, pipe, state)
+            return {output.name: state.get(output.name) for output in block.intermediate_outputs}
+
+        values, was_kept = self.kept.encodings.take(_KEYS[name](self.resolved), self.savings.encodings, compute)
+        self.told[f"encodings {name}"] = "kept" if was_kept else "computed"
+        for output in block.intermediate_outputs:
+            state.set(output.name, values[output.name], output.kwargs_type)
+
+    def _compute(self, name: str, block: Any, pipe: Any, state: PipelineState) -> None:
+        if name == "text_encoder" and self.savings.text_cut:
+            with text_cut(pipe.text_encoder, pipe.text_encoder_layer) as idle:
+                self.told["text_cut"] = f"{idle} layers not run"
+                block(pipe, state)
+            return
+        block(pipe, state)
+
+    @contextmanager
+    def around_loop(self, pipe: Any, loop: Any, transformer: Any, state: PipelineState) -> Iterator[None]:
+        """Everything that is attached while the denoising loop runs."""
+        with ExitStack() as stack:
+            for scope in self._scopes(pipe, loop, transformer, state):
+                stack.enter_context(scope)
+            yield
+
+    def _scopes(self, pipe: Any, loop: Any, transformer: Any, state: PipelineState) -> Iterator[AbstractContextManager[Any]]:
+        if self.savings.adaln_tables:
+            yield self._tables(transformer, state)
+        if self.savings.rope_tables:
+            yield forward_as(transformer.rope, once)
+        if self.savings.refined_text:
+            yield forward_as(transformer.context_embedder, once)
+            yield forward_as(transformer.token_refiner, once)
+        if self.savings.lean_loop:
+            yield lean_loop(pipe, loop)
+
+    @contextmanager
+    def _tables(self, transformer: Any, state: PipelineState) -> Iterator[None]:
+        timesteps = [each for each, _ in state.get("row_timestep_plan")]
+        with adaln_tables(transformer, timesteps, self.kept.tables) as is_new:
+            self.told["adaln_tables"] = "made" if is_new else "kept"
+            yield

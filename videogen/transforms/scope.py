@@ -1,0 +1,41 @@
+"""How every transform attaches: a module's forward is another one inside a scope, and what it was afterwards in any case."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+Forward = Callable[..., Any]
+
+
+@contextmanager
+def forward_as(module: nn.Module, make: Callable[[Forward], Forward]) -> Iterator[None]:
+    """`module` computes `make(its forward)` inside the scope; its hooks still run, adapters among them."""
+    own = module.__dict__.get("forward")
+    module.__dict__["forward"] = make(module.forward)
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.__dict__["forward"]
+        else:
+            module.__dict__["forward"] = own
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Counts the in-place writes to a tensor; 0 where torch does not count them."""
+    return 0 if tensor.is_inference() else int(tensor._version)
+
+
+def once(stock: Forward) -> Forward:
+    """`stock`, computed again only for another input: the very same tensor, unwritten since, gives the very same output."""
+    kept: list[tuple[torch.Tensor, int, Any]] = []
+
+    def forward(given: torch.Tensor) -> Any:
+        if not (kept and kept[0][0] is given and kept[0][1] == version_of(given)):
+            kept[:] = [(given, version_of(given), stock(given))]
+        return kept[0][2]
+
+    return forward
