@@ -122,7 +122,7 @@ def _inner(held: list[tuple[str, Any, Any]]) -> Iterator[tuple[str, Any, Any]]:
     """Two dictionaries become one entry per key."""
     for key, was, now in held:
         if isinstance(was, dict) and isinstance(now, dict):
-            yield from ((f"{key}.{name}", was.get(name), now.get(name)) for name in sorted(was.keys() | now.keys()))
+            yield from ((f"{key}.{name}", was.get(name), now.get(name)) for name in sorted((was.keys() | now.keys()) - {"note"}))
         else:
             yield key, was, now
 
