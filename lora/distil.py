@@ -20,7 +20,8 @@ State = tuple[torch.Tensor, ...]
 Levels = tuple[torch.Tensor, ...]  # the noise level (B,) of each modality
 Velocity = Callable[[State, Levels], State]
 
-MAX_SHARPER, MAX_LOSS_DB, MAX_RISES = 1.10, 1.5, 2
+FLOOR = 2e-4  # squared error below which a sample hardly counts any more; states have about unit variance
+MAX_SHARPER, MAX_LOSS_DB, MAX_RISES = 1.10, 1.5, 2  # the stop rules of the matching stage
 
 
 Number = TypeVar("Number", float, torch.Tensor)
@@ -89,13 +90,16 @@ def rollout(velocity: Velocity, noise: State, sigmas: torch.Tensor, steps: int |
 def rollout_loss(velocity: Velocity, wanted: Sequence[State], sigmas: torch.Tensor, *, anchor: float) -> torch.Tensor:
     """The error of the student's last state against the teacher's from the same noise, by back-propagation through all N steps.
 
-    `anchor` times the mean velocity error of every state on the way is added; without it the student may take another path to the same end.
+    The mean over samples and modalities of the logarithm of the squared error, which is what decibels average: samples that took another
+    turn, and whose error is large, do not outweigh the rest. `anchor` times the mean velocity error of every state on the way is added;
+    without it the student may take another path to the same end.
     """
     states = rollout(velocity, wanted[0], sigmas)
-    loss = _sum([(x - y).pow(2).mean() for x, y in zip(states[-1], wanted[-1])])
+    errors = torch.stack([(x - y).pow(2).flatten(1).mean(1) for x, y in zip(states[-1], wanted[-1])])
+    loss = (errors + FLOOR).log().mean()
     for k in range(1, len(states) if anchor else 0):
-        errors = [((x - y) / (s[k - 1] - s[k])).pow(2).mean() for x, y, s in zip(states[k], wanted[k], sigmas)]
-        loss = loss + anchor / (len(states) - 1) * _sum(errors)
+        on_way = [((x - y) / (s[k - 1] - s[k])).pow(2).mean() for x, y, s in zip(states[k], wanted[k], sigmas)]
+        loss = loss + anchor / (len(states) - 1) * _sum(on_way)
     return loss
 
 
