@@ -37,7 +37,7 @@ def profile_call(call: Callable[[], object], device: torch.device) -> dict[str, 
     events = [event for event in profiler.key_averages() if not getattr(event, "is_user_annotation", False)]
     on_device = [event for event in events if (event.device_type == DeviceType.CUDA) is is_cuda]
     kernels = _rows(on_device, "self_device_time_total" if is_cuda else "self_cpu_time_total")
-    launchers = [event for event in events if event.device_type == DeviceType.CPU]
+    launchers = [event for event in events if event.device_type == DeviceType.CPU and "::" in str(event.key)]
     return {
         "device": device.type,
         "total_ms": sum(row["ms"] for row in kernels),
@@ -64,7 +64,7 @@ def _kinds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def as_text(found: dict[str, Any]) -> str:
     """The profile as a table for a terminal: kinds first, then the kernels."""
-    lines = [f"kernels of one forward ({found['device']}): {found['total_ms']:.1f} ms", ""]
+    lines = [f"kernels of one call ({found['device']}): {found['total_ms']:.1f} ms", ""]
     lines += [f"{row['ms']:10.1f} ms {row['share']:6.1%} {row['calls']:7d}  {row['kind']}" for row in found["kinds"]]
     for title, rows in (("kernels", found["kernels"]), ("operators that launched them", found["operators"])):
         if rows:

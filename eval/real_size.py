@@ -133,17 +133,26 @@ class Measurement:
             logger.info("%s: %.3f s per forward (%d of them, %s)", name, timing.median_s, len(timing.runs_s), best["backend"])
             self.save()
             if name in self.plan.profiled:
-                entry["profile"] = profile_call(loop.forward, self.meter.device)
-                write_text(self.plan.out / f"{name}-kernels.txt", as_text(entry["profile"]))
+                self.profile("profile", f"{name}-kernels.txt", loop.forward)
 
     def finish(self) -> None:
         """From the latents to the file."""
         if self.loop is None or self.plan.skip_clip:
             return
-        self.loop.close()
-        self.clip.decode(self.loop.pipe, self.meter)
+        loop, clip = self.loop, self.clip
+        loop.close()
+        clip.decode(loop.pipe, self.meter)
+        self.entry["vae_decode_s"] = clip.vae_s[-1]
         self.save()
-        _write_clip(self.clip, self.meter)
+        if clip.name in self.plan.profiled:
+            self.profile("vae_profile", f"{clip.name}-vae-kernels.txt", lambda: clip.decode_part(loop.pipe))
+        _write_clip(clip, self.meter)
+
+    def profile(self, key: str, file: str, call: Callable[[], None]) -> None:
+        """The kernels of a call, into the report and a text file."""
+        self.entry[key] = profile_call(call, self.meter.device)
+        write_text(self.plan.out / file, as_text(self.entry[key]))
+        self.save()
 
 
 def time_forwards(loop: Loop, meter: Meter, plan: Plan, block_s: float) -> Timing:
@@ -175,13 +184,14 @@ def project(clip: StagedClip, entry: dict[str, Any]) -> dict[str, Any]:
     stages_s = sum(stage.timing.median_s for stage in clip.stages.values())
     clip_s = stages_s + forwards * forward["median_s"]
     label = f"projected from {forward['runs']} forward{'s' * (forward['runs'] > 1)}"
-    if missing := [what for what, stage in (("decoding", "decode.video"), ("encoding", "encode")) if stage not in clip.stages]:
+    parts = (("decoding", "decode.video"), ("conversion to bytes", "to_uint8"), ("encoding", "encode"))
+    if missing := [what for what, stage in parts if stage not in clip.stages]:
         label += f", without {' and '.join(missing)}"
     return {"label": label, "clip_s": clip_s, "denoise_s": forwards * forward["median_s"], "clips_per_hour": 3600 / clip_s}
 
 
 _COLUMNS = (
-    *("workload", "rows", "attention", "s/forward (n, spread)", "text s", "condition s", "video decode s", "audio decode s"),
+    *("workload", "rows", "attention", "s/forward (n, spread)", "text s", "condition s", "video decode s (VAE)", "audio decode s"),
     *("to bytes s", "encode s", "peak GiB denoise", "peak GiB decode", "clip s", "clips/h", "basis"),
 )
 
@@ -214,17 +224,19 @@ def _cells(entry: dict[str, Any]) -> list[str]:
         found = [stages[name]["median_s"] for name in names if name in stages]
         return f"{sum(found):.3f}" if found else "n/a"
 
-    def gib(value: float | None) -> str:
-        return "n/a" if value is None else f"{value:.1f}"
-
     rest = [n for n in stages if n not in ("text_encoder", "decode.video", "decode.audio", "to_uint8", "encode")]
     decode_peak = [stages[n]["peak_gib"] for n in ("decode.video", "decode.audio") if n in stages and stages[n]["peak_gib"] is not None]
     return [
         *(str(entry["rows"]), entry["attention_used"], f"{forward['median_s']:.3f} ({forward['runs']}, {forward['spread']:.1%})"),
-        *(seconds("text_encoder"), seconds(*rest), seconds("decode.video"), seconds("decode.audio")),
-        *(seconds("to_uint8"), seconds("encode"), gib(forward["peak_gib"]), gib(max(decode_peak, default=None))),
+        *(seconds("text_encoder"), seconds(*rest), f"{seconds('decode.video')} ({_digits(entry.get('vae_decode_s'), 3)})"),
+        seconds("decode.audio"),
+        *(seconds("to_uint8"), seconds("encode"), _digits(forward["peak_gib"], 1), _digits(max(decode_peak, default=None), 1)),
         *(f"{projection['clip_s']:.1f}", f"{projection['clips_per_hour']:.2f}", projection["label"]),
     ]
+
+
+def _digits(value: float | None, digits: int) -> str:
+    return "n/a" if value is None else f"{value:.{digits}f}"
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -118,12 +118,13 @@ class _Config(dict[str, Any]):
 
 @dataclass(slots=True)
 class StagedClip:
-    """One request on its way through the blocks. `stages` by block name, in the order they ran."""
+    """One request on its way through the blocks. `stages` by block name, in the order they ran; `vae_s` is in `decode.video`."""
 
     name: str
     resolved: Resolved
     state: PipelineState = field(default_factory=PipelineState)
     stages: dict[str, Stage] = field(default_factory=dict)
+    vae_s: list[float] = field(default_factory=list)
 
     def prepare(self, components: Components, meter: Meter, seed: int) -> None:
         """Every block before the denoising loop, the text encoder among them."""
@@ -145,10 +146,26 @@ class StagedClip:
         return Loop(pipe, pipe._blocks.sub_blocks[LOOP], self.state)
 
     def decode(self, pipe: Any, meter: Meter) -> None:
-        """Every block after the loop."""
-        names = list(pipe._blocks.sub_blocks)
-        for name in names[names.index(LOOP) + 1 :]:
-            self._run(name, pipe._blocks.sub_blocks[name], pipe, meter, is_repeatable=name.startswith("decode."))
+        """Every block after the loop; the video VAE's own share of its block is timed apart."""
+        names, decode = list(pipe._blocks.sub_blocks), pipe.vae.decode
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            made: list[Any] = []
+            self.vae_s.append(time_once(lambda: made.append(decode(*args, **kwargs)), synchronize=meter.synchronize))
+            return made[0]
+
+        pipe.vae.decode = timed
+        try:
+            for name in names[names.index(LOOP) + 1 :]:
+                self._run(name, pipe._blocks.sub_blocks[name], pipe, meter, is_repeatable=name.startswith("decode."))
+        finally:
+            del pipe.vae.decode
+
+    def decode_part(self, pipe: Any) -> None:
+        """The video VAE over the first chunks of the decoded latents: every tile has one shape, so a few show the kernels of all."""
+        vae = pipe.vae
+        with torch.no_grad():
+            vae.decode(self.state.get("latents")[:, :, : vae.tokens_chunk_size + 2], return_dict=False)
 
     def _run(self, name: str, block: Any, pipe: Any, meter: Meter, *, is_repeatable: bool) -> None:
         with torch.no_grad():

@@ -76,7 +76,9 @@ def test_a_report_says_how_many_forwards_it_rests_on(
     assert tiny["forward"]["runs"] == 2 and tiny["projection"]["label"] == "projected from 2 forwards"
     parts = sum(stage["median_s"] for stage in tiny["stages"].values()) + 4 * tiny["forward"]["median_s"]
     assert tiny["projection"]["clips_per_hour"] == pytest.approx(3600 / parts) and "encode" in tiny["stages"]
-    assert {row["kind"] for row in tiny["profile"]["kinds"]} >= {"attention", "gemm"}
+    for key in ("profile", "vae_profile"):
+        assert {row["kind"] for row in tiny[key]["kinds"]} >= {"attention", "gemm"}
+    assert 0 < tiny["vae_decode_s"] < tiny["stages"]["decode.video"]["max_s"]
     assert caplog.messages[-1].strip() == (tmp_path / "r" / "real_size.md").read_text().strip()
     with pytest.raises(RequestError, match="--overwrite"):
         main([*options, "--out", str(tmp_path / "r")])
