@@ -8,7 +8,7 @@ from typing import Any
 
 from videogen.config import SHIPPED, Recipe
 from videogen.errors import RequestError, bad, say
-from videogen.families.base import Family
+from videogen.families.h3 import H3Family
 from videogen.identity import hash_bytes, hash_settings
 from videogen.jobs.database import COMPLETED, Job
 from videogen.jobs.files import RawJob
@@ -47,7 +47,7 @@ class Desk:
 
     store: Store
     source: ModelSource
-    family: Family
+    family: H3Family
     options: ServeOptions
     read_adapters: Callable[[Recipe], Recipe]
     adapters: dict[str, Path] = field(default_factory=dict)
