@@ -27,6 +27,7 @@ from videogen.pocket.training import Log, load_state, rate_at, save_state
 RATE, MUON_RATE = 1.2e-3, 3e-3
 SHORT, FULL = 39, 124  # frames
 ROW_BUDGET = 36_000  # packed rows a step and rank
+HIGH = 0.8  # base level; video noise .98 at shift 12
 CLOCK_STEPS = 20  # the ranks agree on the time this often
 SHIFTS = (sizes.AUDIO_SHIFT, sizes.VIDEO_SHIFT)
 Judge = Callable[["Trainer", bool], dict[str, Any]]  # reads samples of the averaged weights; the second argument asks for short clips
@@ -58,6 +59,12 @@ def new_transformer() -> Any:
     return model
 
 
+def emphasised(u: torch.Tensor, share: float) -> torch.Tensor:
+    """Base levels, uniform in [0, 1], of which `share` are moved into the noisiest fifth, where place and number are decided."""
+    edge = HIGH * (1 - share)
+    return torch.where(u < edge, u / (1 - share), HIGH + (u - edge) / (1 - edge) * (1 - HIGH))
+
+
 class Trainer:
     """Model, cache, optimiser and the layouts of every bucket."""
 
@@ -69,6 +76,7 @@ class Trainer:
         self.advance = Steps(self.model, ranks, rate=rates[0], muon_rate=rates[1])
         self.average = self.advance.average
         self.steps = self.seen = 0
+        self.high = 0.0
         self._rows: dict[tuple[str, int, int], packed.Rows] = {}
         self.losses = torch.zeros(2, device=self.device)
 
@@ -90,6 +98,7 @@ class Trainer:
         clean = cache.condition(bucket, index, num_frames)
         condition = packed.ANCHOR_T * clean + (1 - packed.ANCHOR_T) * torch.randn_like(clean)
         u = (torch.rand((), device=self.device) + torch.arange(size, device=self.device) / size) % 1.0  # evenly spread levels
+        u = emphasised(u, self.high)
         t_audio, t_video = (1 - packed.shifted(u, shift) for shift in SHIFTS)
         noise_v, noise_a = torch.randn_like(video), torch.randn_like(audio)
         mixed_v = t_video[:, None, None] * video + (1 - t_video[:, None, None]) * noise_v
@@ -219,6 +228,7 @@ def train(args: argparse.Namespace, judge: Judge | None = None) -> Trainer:
     )
     log(event="cached", clips=len(cache.scenes), requests=sum(len(b.clip) for b in cache.buckets), buckets=len(cache.buckets))
     trainer = Trainer(models, cache, log, ranks, rates=(args.rate, args.muon_rate), budget=4000 if args.smoke else args.row_budget)
+    trainer.high = args.high
     if args.start_from is not None:
         trainer.start_from(args.start_from)
     if args.resume:
@@ -265,6 +275,7 @@ def options() -> argparse.ArgumentParser:
     p.add_argument("--rate", type=float, default=RATE, help="AdamW's")
     p.add_argument("--muon-rate", type=float, default=MUON_RATE, help="Muon's for the blocks' matrices; 0: AdamW for all")
     p.add_argument("--row-budget", type=int, default=ROW_BUDGET, help="packed rows a step and rank")
+    p.add_argument("--high", type=float, default=0.0, help="share of the samples moved into the noisiest fifth of the levels (0 up to 1)")
     p.add_argument("--hold", type=float, default=0.4, help="share of the time after which the learning rate falls")
     p.add_argument("--deadline", type=float, default=0.0, help="end by this moment (seconds since 1970)")
     p.add_argument("--checks", type=float, nargs="*", default=[], help="shares of the time at which to save and let the judge look")

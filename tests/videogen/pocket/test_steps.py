@@ -11,6 +11,7 @@ import torch
 from videogen.pocket.muon import Muon, orthogonal
 from videogen.pocket.ranks import Ranks, flat_gradients
 from videogen.pocket.steps import Steps
+from videogen.pocket.train_transformer import HIGH, emphasised
 from videogen.pocket.training import rate_at
 
 
@@ -84,6 +85,14 @@ def test_flat_gradients_cover_every_parameter_once() -> None:
     flat.copy_(torch.arange(len(flat)))
     seen = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     assert torch.equal(seen, flat)
+
+
+def test_emphasis_moves_a_share_of_the_levels_up() -> None:
+    u = (torch.arange(1000) + 0.5) / 1000
+    assert torch.allclose(emphasised(u, 0.0), u, atol=1e-6)
+    moved = emphasised(u, 0.25)
+    assert 0 <= moved.min() and moved.max() <= 1 and bool((moved.diff() > 0).all())
+    assert abs(float((moved > HIGH).float().mean()) - (0.2 + 0.25 * 0.8)) < 0.002
 
 
 def test_rate_rises_holds_and_falls() -> None:
