@@ -8,7 +8,7 @@ PY     := $(VENV)/bin/python
 KEY    := $(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 STAMP  := $(VENV)/.ready-$(KEY)
 LINK   := $(VENV)/.linked-$(KEY)-$(shell pwd | cksum | cut -d' ' -f1)
-SRC    := videogen caches lora eval tests
+SRC    := videogen caches lora eval app.py tests
 
 # libgomp's spinning barriers make two busy processes on few cores 20 times slower
 export OMP_WAIT_POLICY = passive

@@ -79,13 +79,15 @@ class Form:
     def __init__(self, handlers: Handlers) -> None:
         self.fields = form_fields()
         self.inputs: dict[str, Any] = {}
-        geometry = handlers.geometry
         for each in (f for f in self.fields if f.is_main):
             self.inputs[each.name] = _input(each, handlers)
         self.lines = gr.Checkbox(label="One clip per line of the prompt", elem_id="vg-lines")
         recipes = handlers.desk.recipes()
         self.recipe = gr.Radio(recipes, value=recipes[0], label="Recipe", elem_id="vg-recipe")
         self.told = gr.Markdown(handlers.told_recipe(recipes[0]), elem_id="vg-recipe-told")
+        self.count = gr.Markdown(elem_id="vg-count")
+        self.submit = gr.Button("Add to queue (Ctrl-Enter)", variant="primary", elem_id="vg-submit")
+        self.message = gr.HTML(elem_id="vg-message")
         with gr.Accordion("Pictures", open=False):
             for each in (f for f in self.fields if f.kind in PICTURE_KINDS):
                 self.inputs[each.name] = _input(each, handlers)
@@ -96,8 +98,6 @@ class Form:
             self.repeats = gr.Number(1, label="Clips per prompt", precision=0, minimum=1, maximum=50, elem_id="vg-repeats")
             for each in (f for f in self.fields if not f.is_main and f.kind not in PICTURE_KINDS):
                 self.inputs[each.name] = _input(each, handlers)
-        self.count = gr.Markdown(elem_id="vg-count")
-        self.shortest, self.longest = lengths(geometry)
 
     @property
     def names(self) -> list[str]:
@@ -124,7 +124,7 @@ def _input(each: FormField, handlers: Handlers) -> Any:
     common["info"] = each.info
     if each.name == "seconds":
         least, most = lengths(handlers.geometry)
-        return gr.Slider(least, most, value=min(most, max(least, 5.2)), step=0.1, **common)
+        return gr.Slider(least, most, value=min(most, max(least, 5.1)), step=0.1, **common)
     if each.kind == "size":
         return gr.Dropdown(sizes(handlers.geometry), value="", **common)
     if each.kind == "flag":
@@ -138,8 +138,7 @@ def _render_tab(handlers: Handlers, shown: Any) -> tuple[Form, Any, Any]:
     with gr.Row():
         with gr.Column(scale=2, min_width=320):
             form = Form(handlers)
-            message = gr.HTML(elem_id="vg-message")
-            submit = gr.Button("Add to queue", variant="primary", elem_id="vg-submit")
+            message, submit = form.message, form.submit
             with gr.Row():
                 both = gr.Button("Compare with exact", elem_id="vg-both")
                 again = gr.Button("Seed of the clip shown", elem_id="vg-same-seed")

@@ -150,7 +150,8 @@ def _warm_up(recipes: list[str], reader: Callable[..., Any]) -> None:
 
 def run_worker(args: argparse.Namespace) -> int:
     """Render jobs until a signal comes, or standard input ends."""
-    from videogen.serve.making import PipelineMaker
+    from videogen.serve.making import PipelineMaker, as_it_is
+    from videogen.serve.preview import previews
     from videogen.serve.worker import run_worker as work
 
     stop = StopFlag()
@@ -161,7 +162,8 @@ def run_worker(args: argparse.Namespace) -> int:
     if args.group != Path(args.group).name or args.group.startswith("."):
         raise bad("--group", args.group, "a plain name", "use 0, 1, ...")
     root = Path(args.root).expanduser().absolute()
-    maker = PipelineMaker(args.model, args.device, root, offline=read_environment().offline)
+    around = previews(args.preview_every) if args.preview_every > 0 else as_it_is
+    maker = PipelineMaker(args.model, args.device, root, offline=read_environment().offline, around=around)
     work(root, args.group, maker, retention_s=args.retention_days * 86_400, stop=stop, wait_s=WORKER_WAIT_S)
     return 0
 

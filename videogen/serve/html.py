@@ -10,6 +10,8 @@ from videogen.serve.auth import Links
 
 STATE_WORDS = {QUEUED: "waiting", RUNNING: "rendering", COMPLETED: "done", FAILED: "failed", CANCELLED: "cancelled"}
 CSS = """
+.gradio-container{--block-info-text-color:#4b5563;--body-text-color-subdued:#4b5563}
+.dark .gradio-container,.gradio-container.dark{--block-info-text-color:#d1d5db;--body-text-color-subdued:#d1d5db}
 .vg-card{border:1px solid var(--border-color-primary);border-radius:8px;padding:8px;margin:6px 0;overflow-wrap:anywhere}
 .vg-grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(220px,1fr));gap:10px}
 .vg-pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(240px,1fr));gap:10px}

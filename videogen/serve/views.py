@@ -35,7 +35,7 @@ def _extra(job: Job) -> dict[str, Any]:
     steps = {"phase": job.phase, "step": job.step, "total_steps": job.total, "attempt": job.attempt}
     spent = {"render_s": round(job.finished - job.started, 3) if job.finished and job.started else None}
     kept = {name: record[name] for name in ("peak_memory_mb", "stages_s") if name in record}
-    return shown | states | steps | spent | kept | {"has_preview": bool(job.step)}
+    return shown | states | steps | spent | kept
 
 
 def prometheus(counts: Mapping[str, int], requests: Mapping[tuple[str, str], int], gauges: Mapping[str, float]) -> str:

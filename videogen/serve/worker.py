@@ -91,6 +91,7 @@ class Worker:
             self.claims.fail(job, code, str(error).replace(str(self.root), ""))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+            (self.root / CLIPS / f"{job.id}.preview.webp").unlink(missing_ok=True)
 
     def _stopped(self, job: Job) -> None:
         rows = self.claims.database.rows("SELECT cancelling FROM jobs WHERE id = ?", job.id)
