@@ -1,0 +1,136 @@
+"""The page: a field for every request field, jobs through the same desk, no file by path, a login where there are keys."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+import app
+from tests.videogen.serve.fakes import StandIn, services_in, serving
+from videogen.config import Request
+from videogen.media import Encoding, write_clip
+from videogen.progress import StopFlag
+from videogen.serve import html
+from videogen.serve.comparing import psnr
+from videogen.serve.forms import form_fields, plain_values, prompts_of
+from videogen.serve.handlers import Handlers
+from videogen.serve.library import Library
+from videogen.serve.reports import Reports
+from videogen.serve.worker import Worker
+
+KEY = "page-secret-0123456789"
+
+
+class Visitor:
+    """What handlers need of gr.Request."""
+
+    def __init__(self, username: str | None = None) -> None:
+        self.username = username
+
+
+def page_in(root: Path) -> tuple[Handlers, Library]:
+    services = services_in(root)
+    found = Reports(None)
+    handlers, library = Handlers(services, found), Library(services, found)
+    app.build(handlers, library)
+    return handlers, library
+
+
+def filled(handlers: Handlers, prompt: str, recipe: str = "exact", **more: Any) -> list[Any]:
+    given = {"prompt": prompt, "size": "", "seconds": 1.2, "seed": -1, "frames": 0, "steps": 0, "round_size": False} | more
+    return [*(given.get(name) for name in handlers.names), [], recipe, more.get("lines", False), more.get("repeats", 1)]
+
+
+def test_the_form_has_every_field_of_a_request(tmp_path: Path) -> None:
+    handlers, _ = page_in(tmp_path)
+    assert sorted(handlers.names) == sorted(each.name for each in fields(Request)) and all(each.label for each in form_fields())
+    assert plain_values({"seconds": 2.0, "frames": 39, "steps": 0, "seed": 0, "size": ""}) == {"frames": 39, "seed": 0}
+    assert prompts_of("a\n\n b \n", is_one_per_line=True) == ["a", "b"]
+
+
+def test_from_the_form_to_the_gallery_and_back(tmp_path: Path) -> None:
+    handlers, library = page_in(tmp_path)
+    me, other = Visitor(), Visitor("other")
+    told, _ = handlers.submit(*filled(handlers, "one\ntwo", lines=True, repeats=2, seed=5), request=me)  # type: ignore[arg-type]
+    assert "4 in the queue" in told and [job.summary["seed"] for job in handlers.store.waiting()] == [5, 6, 5, 6]
+    told, _ = handlers.submit(*filled(handlers, "x", size="17x17"), request=me)  # type: ignore[arg-type]
+    assert 'role="alert"' in told and "size" in told and len(handlers.store.waiting()) == 4
+    assert "2 prompts x 2 = 4 clips" in handlers.count(*filled(handlers, "one\ntwo", lines=True, repeats=2))
+    first = handlers.store.waiting()[0]
+    assert "done" in handlers.act("down")(first.id, me) and handlers.store.waiting()[1].id == first.id
+    assert "Not done" in handlers.act("stop")(first.id, other)
+    assert "saved" in handlers.edit(first.id, "<b>one</b>", -2, "plain", me)  # type: ignore[arg-type]
+    handlers.store.pause(True)
+    *shown, state = handlers.tick("", {}, me)  # type: ignore[arg-type]
+    assert "paused" in shown[3] and "&lt;b&gt;one" in shown[3] and handlers.tick(shown[5], state, me)[2] == {"__type__": "update"}  # type: ignore[arg-type]
+    handlers.store.pause(False)
+    Worker(tmp_path, "0", StandIn(), retention_s=10.0, stop=StopFlag()).run(until_idle=True)
+    clips, choice = library.gallery("plain", 1, me)  # type: ignore[arg-type]
+    assert "1 clips" in clips and [value for _, value in choice["choices"]] == [first.id] and "0 clips" in library.gallery("", 1, other)[0]  # type: ignore[arg-type]
+    values = dict(zip(["prompt", "size", "seconds", "seed"], handlers.settings_of(["prompt", "size", "seconds", "seed"])(first.id, me)))
+    assert values == {"prompt": "<b>one</b>", "size": "", "seconds": 1.2, "seed": 5}
+    assert "Not done" in library.delete(first.id, False, me) and "deleted" in library.delete(first.id, True, me)  # type: ignore[arg-type]
+    running = handlers.load(me)  # type: ignore[arg-type]
+    assert "done" in running[1] and str(tmp_path) not in "".join(str(each) for each in (*running, library.system()))
+
+
+def test_a_pair_is_compared_with_its_timeline(tmp_path: Path) -> None:
+    handlers, library = page_in(tmp_path)
+    me = Visitor()
+    assert "Not done" in handlers.submit_pair(*filled(handlers, "one"), request=me)[0]  # type: ignore[arg-type]
+    assert "2 in the queue" in handlers.submit_pair(*filled(handlers, "one", "plain"), request=me)[0]  # type: ignore[arg-type]
+    Worker(tmp_path, "0", StandIn(), retention_s=10.0, stop=StopFlag()).run(until_idle=True)
+    left, right = (update["value"] for update in library.newest_pair(me))  # type: ignore[arg-type]
+    videos, numbers = library.compare(left, right, me)  # type: ignore[arg-type]
+    assert videos.count("<video") == 2 and "vg-sync" in videos and "not computed here" in numbers
+    steps = [{"action": a, "reason": "r", "risk": 0.1, "drift": {"video": 0.2}} for a in ("compute", "reuse")]
+    line = html.timeline({"cache": {"steps": steps}})
+    assert line.count("<rect x=") == 2 and line.count('fill="url(#vg-hatch)"') == 1 and ">r</text>" in line and "<table" in line
+    frames = np.full((5, 32, 32, 3), 100, np.uint8)
+    for name, shift in (("a", 0), ("b", 10)):
+        write_clip(
+            tmp_path / f"{name}.mp4", frames + np.uint8(shift), None, fps=24, sampling_rate=8000, encoding=Encoding(crf=0), comment=""
+        )
+    curve = psnr(tmp_path / "a.mp4", tmp_path / "b.mp4", 1)
+    assert curve is not None and all(abs(value - 28.13) < 1 for value in curve)
+
+
+def test_the_page_serves_no_file_by_path_and_asks_who_it_is(tmp_path: Path) -> None:
+    secret = tmp_path / "clips" / "x.mp4"
+    secret.parent.mkdir()
+    secret.write_bytes(b"secret")
+
+    def mounted(api: Any, services: Any) -> Any:
+        return app.mount(api, services, None)
+
+    with serving(services_in(tmp_path), mounted) as url:
+        assert httpx.get(url).status_code == 200 and "videogen" in httpx.get(url).text
+        for target in (secret, tmp_path / "queue.sqlite3", Path("/etc/passwd"), Path(app.__file__)):
+            for prefix in ("/gradio_api/file=", "/file="):
+                answer = httpx.get(f"{url}{prefix}{target}")
+                assert answer.status_code in (403, 404) and b"secret" not in answer.content
+        assert httpx.get(f"{url}/gradio_api/file=http://127.0.0.1:1/x").status_code in (400, 403, 404)
+        assert httpx.get(f"{url}/monitoring/summary").status_code in (403, 404)
+    with serving(services_in(tmp_path / "b", keys=(("me", KEY),)), mounted) as url:
+        assert httpx.get(f"{url}/config").status_code == 401 and "vg-prompt" not in httpx.get(url).text
+        assert httpx.post(f"{url}/login", data={"username": "me", "password": "x"}).status_code == 400
+        with httpx.Client(base_url=url) as browser:
+            assert browser.post("/login", data={"username": "me", "password": KEY}).status_code == 200
+            assert "vg-prompt" in browser.get("/config").text
+
+
+def test_gradio_is_a_version_without_the_known_holes() -> None:
+    import gradio
+
+    assert tuple(int(part) for part in gradio.__version__.split(".")[:2]) >= (6, 31)
+
+
+@pytest.mark.parametrize("name", ["../x", "nothing"])
+def test_reports_are_read_by_listed_name_only(tmp_path: Path, name: str) -> None:
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "bench.md").write_text("# fast")
+    reports = Reports(tmp_path / "r")
+    assert reports.names() == ["r (bench)"] and reports.text("r (bench)") == "# fast" and reports.text(name) == ""
