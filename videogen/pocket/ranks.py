@@ -39,6 +39,8 @@ class Ranks:
     def agree(self, value: float) -> float:
         """Rank 0's value on every rank; waits for the device."""
         if self.count == 1:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
             return value
         told = torch.tensor([value], dtype=torch.float64, device=self.device)
         dist.broadcast(told, 0)
