@@ -30,7 +30,7 @@ def add_eval(commands: Any, environment: Environment) -> None:
     parser = commands.add_parser("eval", help="what a recipe costs in quality", allow_abbrev=False)
     parser.add_argument("what", nargs="*", metavar="WHAT", help="nothing: render; `list`: the metrics; NEW REFERENCE: two run folders")
     parser.add_argument("--recipe", metavar="A", help="the recipe under test (default: exact)")
-    parser.add_argument("--vs", metavar="B", help="the reference (default: exact)")
+    parser.add_argument("--vs", metavar="B", help="the reference (default: plain, diffusers untouched)")
     parser.add_argument("--cache-lambda", type=float, metavar="F", help="uncertified step cache in the arm under test (0 is off)")
     parser.add_argument("--prompts", metavar="N|FILE", help="first N of the workflow's fixed set, or a job file (default: 8)")
     parser.add_argument("--workflow", metavar="NAME", help="t2va (default), fl2va or ref2va; with --prompts N")

@@ -28,7 +28,7 @@ class Rendering:
     """What both arms render. `anchors` is how many prompts also get floor and ceiling; None is all of them."""
 
     recipe: str = "exact"
-    vs: str = "exact"
+    vs: str = "plain"
     cache_lambda: float = 0.0
     prompts: str = "8"
     workflow: str | None = None

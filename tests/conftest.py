@@ -8,8 +8,10 @@ import pytest
 import torch
 from diffusers import MiniMaxH3Transformer3DModel
 
+from videogen.config import Recipe
 from videogen.pipeline import Pipeline, open_pipeline
 from videogen.pocket import sizes
+from videogen.recipes import EXACT
 from videogen.source import POCKET_FOLDER
 
 TINY = {"size": (96, 64), "frames": 22, "steps": 2}
@@ -47,14 +49,14 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_pipeline(tiny_model: Path) -> Pipeline:
-    """The same, opened once for the whole session."""
-    return open_pipeline(str(tiny_model))
+    """The same, opened once for the whole session; bit-identical on every machine."""
+    return open_pipeline(str(tiny_model), Recipe("exact", savings=EXACT))
 
 
 @pytest.fixture(scope="session")
 def pipeline(short_model: Path) -> Pipeline:
-    """The same, opened once for the whole session."""
-    return open_pipeline(str(short_model))
+    """The same, opened once for the whole session; bit-identical on every machine."""
+    return open_pipeline(str(short_model), Recipe("exact", savings=EXACT))
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from videogen.seeds import draw_seed
 from videogen.source import ModelSource, check_digest, fetch_weights, find_model, open_family
 from videogen.transforms.adaln import place_projections
 from videogen.transforms.attach import Kept, Transforms
+from videogen.transforms.settle import arithmetic, settled
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,8 @@ class Pipeline:
     def __init__(self, source: ModelSource, family: H3Family, recipe: Recipe, device: torch.device) -> None:
         self.source, self.family, self.recipe, self.device = source, family, recipe, device
         self.dtype = pick_dtype(recipe.dtype, device)
+        strata = [each.fingerprint.dtype for each in recipe.cache.certificates]
+        self.savings, self._reasons = settled(recipe.savings, device, self.dtype, strata)
         self._shared: dict[str, Any] = {}
         self._opened: dict[str, Any] = {}
         self._shelf = Shelf(source)
@@ -70,7 +73,7 @@ class Pipeline:
             self._opened[workflow] = load_pipeline(self.source, workflow, device=self.device, dtype=self.dtype, shared=self._shared)
         pipe = self._opened[workflow]
         put_on(transformer_of(pipe), self.recipe.adapters, self._shelf)
-        place_projections(transformer_of(pipe), torch.device("cpu") if self.recipe.savings.park_adaln else self.device)
+        place_projections(transformer_of(pipe), torch.device("cpu") if self.savings.park_adaln else self.device)
         return pipe
 
     def render(
@@ -96,7 +99,7 @@ class Pipeline:
         started, clock = _now(), PhaseClock(on_event, stop or StopFlag())
         clock.enter("load")
         pipe = self.load(resolved.workflow)
-        transforms = Transforms(self.recipe.savings, self._kept, resolved)
+        transforms = Transforms(self.savings, self._kept, resolved, dict(self._reasons))
         raw = run(pipe, resolved, used_seed, clock, cache, transforms)
         if raw.cache.warning:
             logger.warning("%s", raw.cache.warning)
@@ -113,7 +116,7 @@ class Pipeline:
         return fingerprint(
             resolved,
             weights=self.source.identity,
-            dtype=str(self.dtype).removeprefix("torch."),
+            dtype=arithmetic(self.savings, self.dtype),
             device=self.device.type,
         )
 

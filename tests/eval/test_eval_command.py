@@ -47,19 +47,19 @@ def quick(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
 
 @pytest.fixture(scope="module")
 def evaluated(short_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two prompts, exact against exact, one with anchors, with exact frames kept."""
+    """Two prompts, plain against plain, one with anchors, with exact frames kept."""
     folder = tmp_path_factory.mktemp("evals") / "a"
-    arms = ("--recipe", "exact", "--vs", "exact", "--prompts", "2", "--anchors", "1", "--lossless")
+    arms = ("--recipe", "plain", "--vs", "plain", "--prompts", "2", "--anchors", "1", "--lossless")
     code, said = call("--model", str(short_model), *arms, *SHORT, "--steps", "2", "-o", str(folder))
     assert code == 0, said
-    assert "# exact against exact: 2 clips, 2 identical" in said and str(folder / "report.html") in said
+    assert "# plain against plain: 2 clips, 2 identical" in said and str(folder / "report.html") in said
     return folder
 
 
-def test_exact_against_exact_is_identical_and_the_anchors_are_not(evaluated: Path) -> None:
+def test_plain_against_plain_is_identical_and_the_anchors_are_not(evaluated: Path) -> None:
     report = json.loads((evaluated / "eval.json").read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert report["schema"] == "videogen.eval/1" and report["class"] == "exact" and report["identical_clips"] == 2
-    assert report["recipes"]["new"] == report["recipes"]["reference"] and report["recipes"]["new"]["name"] == "exact"
+    assert report["recipes"]["new"] == report["recipes"]["reference"] and report["recipes"]["new"]["name"] == "plain"
     psnr = report["summary"]["psnr"]
     assert psnr["new"]["identical"] == 2 and psnr["floor"]["mean"]["value"] > 20 + psnr["ceiling"]["mean"]["value"]
     assert psnr["retained"]["value"] == 1 and report["summary"]["ms_ssim"]["new"]["not_measured"] == 2
@@ -101,7 +101,7 @@ def test_workflows_with_pictures_and_progress(workflow: str, short_model: Path, 
 def test_a_step_cache_under_test_is_shown_and_a_gate_that_shows_nothing_fails(short_model: Path, tmp_path: Path) -> None:
     cached = ("--steps", "7", "--cache-lambda", "9", "--lossless", "--gate", "-q")
     code, said = call("--model", str(short_model), "--prompts", "1", "--anchors", "0", *SHORT, *cached, "-o", str(tmp_path / "e"))
-    assert code == 4 and "# exact+cache against exact: 1 clips, 0 identical" in said and "1 prompts cannot show it" in said
+    assert code == 4 and "# exact+cache against plain: 1 clips, 0 identical" in said and "1 prompts cannot show it" in said
     report = json.loads((tmp_path / "e" / "eval.json").read_text())
     assert report["clips"][0]["cache"]["new"]["reused"] > 0 == report["clips"][0]["cache"]["reference"]["reused"]
     code, said = call(str(tmp_path / "e" / "new"), str(tmp_path / "e" / "reference"), "-o", str(tmp_path / "again"), "-q")

@@ -10,6 +10,7 @@ from diffusers.modular_pipelines.modular_pipeline import PipelineState
 from videogen.config import Savings
 from videogen.families.base import Resolved
 from videogen.transforms.adaln import TableShelf, adaln_tables
+from videogen.transforms.cpu_bfloat16 import bfloat16_products, refusal
 from videogen.transforms.encodings import Encodings, Values, picture_key, text_key
 from videogen.transforms.lean_loop import lean_loop
 from videogen.transforms.scope import forward_as, once
@@ -28,7 +29,7 @@ class Kept:
 
 @dataclass(slots=True)
 class Transforms:
-    """The savings of one request; `told` says what each did, for the record."""
+    """The settled savings of one request; `told` says what each did, for the record."""
 
     savings: Savings
     kept: Kept
@@ -67,6 +68,11 @@ class Transforms:
             yield
 
     def _scopes(self, pipe: Any, loop: Any, transformer: Any, state: PipelineState) -> Iterator[AbstractContextManager[Any]]:
+        if self.savings.matmul == "bfloat16":
+            reason = refusal(transformer)
+            self.told["matmul"] = f"model: {reason}" if reason else "bfloat16"
+            if not reason:
+                yield bfloat16_products(transformer)
         if self.savings.adaln_tables:
             yield self._tables(transformer, state)
         if self.savings.rope_tables:
