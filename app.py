@@ -6,8 +6,10 @@ from typing import Any
 
 import gradio as gr
 from fastapi import FastAPI
+from gradio.utils import get_upload_folder
 
 from videogen.serve.api import Services
+from videogen.serve.filewall import FileWall
 from videogen.serve.forms import PICTURE_KINDS, FormField, form_fields, lengths, sizes
 from videogen.serve.handlers import Handlers
 from videogen.serve.html import CSS, HEAD
@@ -43,6 +45,7 @@ def mount(api: FastAPI, services: Services, reports: Path | None) -> FastAPI:
         css=CSS,
         head=HEAD,
     )
+    mounted.add_middleware(FileWall, folder=Path(get_upload_folder()))
     return mounted
 
 

@@ -29,7 +29,9 @@ def client_of(scope: Scope) -> str:
     return str((scope.get("client") or ("unknown",))[0])
 
 
-class _Refusal(Exception):
+class Refusal(Exception):
+    """An answer given before the application is asked."""
+
     def __init__(self, status: int, message: str, retry_s: float = 0.0) -> None:
         super().__init__(message)
         self.status, self.message, self.retry_s = status, message, retry_s
@@ -51,9 +53,9 @@ class Gate:
         headers = {bytes(name).decode("latin-1").lower(): bytes(value).decode("latin-1") for name, value in scope["headers"]}
         try:
             self._check(scope, headers)
-        except _Refusal as refusal:
+        except Refusal as refusal:
             self.counts[(str(scope.get("method", "WS")), f"{refusal.status // 100}xx")] += 1
-            await (_close(send) if scope["type"] == "websocket" else _refuse(send, refusal))
+            await (_close(send) if scope["type"] == "websocket" else refuse(send, refusal))
             return
         if scope["type"] == "websocket":
             await self.app(scope, receive, send)
@@ -67,20 +69,20 @@ class Gate:
     def _check(self, scope: Scope, headers: Mapping[str, str]) -> None:
         host = headers.get("host", "")
         if self.options.is_loopback and _name(host) not in (*LOOPBACK_NAMES, self.options.host):
-            raise _Refusal(421, "host: got another name, expected this machine's own; open the address the server printed")
+            raise Refusal(421, "host: got another name, expected this machine's own; open the address the server printed")
         is_safe = scope["type"] == "http" and scope["method"] in SAFE_METHODS
         if not is_safe and not _is_same_origin(headers, host):
-            raise _Refusal(403, "origin: got another site, expected this server's own page; requests from other sites are refused")
+            raise Refusal(403, "origin: got another site, expected this server's own page; requests from other sites are refused")
         if headers.get("content-encoding", "identity").lower() != "identity":
-            raise _Refusal(415, "content-encoding: got a compressed body, expected none; send it uncompressed")
+            raise Refusal(415, "content-encoding: got a compressed body, expected none; send it uncompressed")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self.options.max_body_bytes:
-            raise _Refusal(413, f"body: got {length[:20]} bytes, expected at most {self.options.max_body_bytes}; send less")
+            raise Refusal(413, f"body: got {length[:20]} bytes, expected at most {self.options.max_body_bytes}; send less")
         is_submit = not is_safe and str(scope["path"]).startswith("/v1/")
         for bucket in (self.requests, *([self.submits] if is_submit else [])):
             wait_s = bucket.wait_s(client_of(scope))
             if wait_s:
-                raise _Refusal(429, "rate: got too many requests, expected fewer; wait as long as Retry-After says", wait_s)
+                raise Refusal(429, "rate: got too many requests, expected fewer; wait as long as Retry-After says", wait_s)
 
 
 def _name(host: str) -> str:
@@ -116,7 +118,7 @@ class _Meter:
         if self._got > self._most and not self._has_begun:
             self._is_over = self._has_begun = True
             self.status = 413
-            await _refuse(self._send, _Refusal(413, f"body: got more than {self._most} bytes, expected at most that; send less"))
+            await refuse(self._send, Refusal(413, f"body: got more than {self._most} bytes, expected at most that; send less"))
         return {"type": "http.disconnect"} if self._is_over else message
 
     async def send(self, message: Message) -> None:
@@ -130,7 +132,8 @@ class _Meter:
         await self._send(message)
 
 
-async def _refuse(send: Send, refusal: _Refusal) -> None:
+async def refuse(send: Send, refusal: Refusal) -> None:
+    """Send a refusal as JSON."""
     kind = "rate_limit_error" if refusal.status == 429 else "invalid_request_error"
     body = json.dumps(error_body(refusal.message, kind=kind)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), (b"connection", b"close"), *_HEADERS]

@@ -67,7 +67,7 @@ class Handlers:
                     each["seed"] = jobs[-1].summary["seed"]
         return jobs
 
-    def submit(self, *values: Any, request: gr.Request) -> tuple[Any, Any]:
+    def submit(self, request: gr.Request, *values: Any) -> tuple[Any, Any]:
         """Add to queue."""
         try:
             jobs = self._submit_all(owner_of(request), values, [values[-3]])
@@ -76,7 +76,7 @@ class Handlers:
         notes = "; ".join(jobs[0].summary["notes"])
         return note(f"{len(jobs)} in the queue. {notes}"), jobs[0].id
 
-    def submit_pair(self, *values: Any, request: gr.Request) -> tuple[Any, Any]:
+    def submit_pair(self, request: gr.Request, *values: Any) -> tuple[Any, Any]:
         """The clip of the form and the same by the reference recipe, one seed."""
         try:
             if values[-3] == REFERENCE:

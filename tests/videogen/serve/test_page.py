@@ -1,5 +1,6 @@
 """The page: a field for every request field, jobs through the same desk, no file by path, a login where there are keys."""
 
+import io
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from gradio.utils import get_upload_folder
+from PIL import Image
 
 import app
 from tests.videogen.serve.fakes import StandIn, services_in, serving
@@ -54,9 +57,9 @@ def test_the_form_has_every_field_of_a_request(tmp_path: Path) -> None:
 def test_from_the_form_to_the_gallery_and_back(tmp_path: Path) -> None:
     handlers, library = page_in(tmp_path)
     me, other = Visitor(), Visitor("other")
-    told, _ = handlers.submit(*filled(handlers, "one\ntwo", lines=True, repeats=2, seed=5), request=me)  # type: ignore[arg-type]
+    told, _ = handlers.submit(me, *filled(handlers, "one\ntwo", lines=True, repeats=2, seed=5))  # type: ignore[arg-type]
     assert "4 in the queue" in told and [job.summary["seed"] for job in handlers.store.waiting()] == [5, 6, 5, 6]
-    told, _ = handlers.submit(*filled(handlers, "x", size="17x17"), request=me)  # type: ignore[arg-type]
+    told, _ = handlers.submit(me, *filled(handlers, "x", size="17x17"))  # type: ignore[arg-type]
     assert 'role="alert"' in told and "size" in told and len(handlers.store.waiting()) == 4
     assert "2 prompts x 2 = 4 clips" in handlers.count(*filled(handlers, "one\ntwo", lines=True, repeats=2))
     first = handlers.store.waiting()[0]
@@ -80,8 +83,8 @@ def test_from_the_form_to_the_gallery_and_back(tmp_path: Path) -> None:
 def test_a_pair_is_compared_with_its_timeline(tmp_path: Path) -> None:
     handlers, library = page_in(tmp_path)
     me = Visitor()
-    assert "Not done" in handlers.submit_pair(*filled(handlers, "one"), request=me)[0]  # type: ignore[arg-type]
-    assert "2 in the queue" in handlers.submit_pair(*filled(handlers, "one", "plain"), request=me)[0]  # type: ignore[arg-type]
+    assert "Not done" in handlers.submit_pair(me, *filled(handlers, "one"))[0]  # type: ignore[arg-type]
+    assert "2 in the queue" in handlers.submit_pair(me, *filled(handlers, "one", "plain"))[0]  # type: ignore[arg-type]
     Worker(tmp_path, "0", StandIn(), retention_s=10.0, stop=StopFlag()).run(until_idle=True)
     left, right = (update["value"] for update in library.newest_pair(me))  # type: ignore[arg-type]
     videos, numbers = library.compare(left, right, me)  # type: ignore[arg-type]
@@ -120,6 +123,37 @@ def test_the_page_serves_no_file_by_path_and_asks_who_it_is(tmp_path: Path) -> N
         with httpx.Client(base_url=url) as browser:
             assert browser.post("/login", data={"username": "me", "password": KEY}).status_code == 200
             assert "vg-prompt" in browser.get("/config").text
+
+
+def submitted(url: str, file: Any) -> tuple[int, str]:
+    """What the page's own endpoint answers to a form with this file as its first frame."""
+    config = httpx.get(f"{url}/config").json()
+    known = {each["id"]: each["props"] for each in config["components"]}
+    (inputs,) = (each["inputs"] for each in config["dependencies"] if each["api_name"] == "submit")
+    special = {"vg-prompt": "from outside", "vg-image": file}
+    data = [special.get(known[i].get("elem_id"), known[i].get("value")) for i in inputs]
+    answer = httpx.post(f"{url}/gradio_api/call/submit", json={"data": data})
+    if answer.status_code != 200:
+        return answer.status_code, answer.text
+    with httpx.stream("GET", f"{url}/gradio_api/call/submit/{answer.json()['event_id']}") as events:
+        return 200, "".join(events.iter_text())
+
+
+def test_a_form_takes_uploaded_files_and_nothing_a_client_names(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (64, 48), "red").save(buffer, "PNG")
+    (tmp_path / "mine.png").write_bytes(buffer.getvalue())
+    services, meta = services_in(tmp_path), {"_type": "gradio.FileData"}
+    with serving(services, lambda api, parts: app.mount(api, parts, None)) as url:
+        (uploaded,) = httpx.post(f"{url}/gradio_api/upload", files={"files": ("../../x.png", buffer.getvalue())}).json()
+        assert Path(uploaded).resolve().is_relative_to(Path(get_upload_folder()).resolve())
+        climbing = f"{Path(uploaded).parent}/../../../..{tmp_path}/mine.png"
+        for path in (f"{tmp_path}/mine.png", "/etc/hostname", climbing, "http://127.0.0.1:1/x.png", "file:///etc/hostname", "x.png"):
+            for file in ({"path": path, "meta": meta}, {"path": path}, {"url": path, "meta": meta}, [{"path": path, "meta": meta}]):
+                assert submitted(url, file)[0] == 403, file
+        assert not services.store.jobs() and not services.options.uploads.exists()
+        code, told = submitted(url, {"path": uploaded, "meta": meta})
+    assert code == 200 and "1 in the queue" in told and services.store.jobs()[0].summary["workflow"] == "fl2va"
 
 
 def test_gradio_is_a_version_without_the_known_holes() -> None:
