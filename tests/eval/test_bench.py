@@ -17,7 +17,7 @@ TINY = Workload("tiny", "pocket", (96, 64), 22, 1)
 
 
 @pytest.fixture(scope="module")
-def report_folder(short_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def report_folder(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bench") / "one"
     loads: list[str] = []
 
@@ -28,7 +28,7 @@ def report_folder(short_model: Path, tmp_path_factory: pytest.TempPathFactory) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(WORKLOADS, "tiny", TINY)
         patch.setattr("videogen.pipeline.load_pipeline", load)
-        options = ["--model", str(short_model), "--min-clips", "3", "--min-seconds", "0", "--warmup", "1", "-o", str(folder)]
+        options = ["--model", str(tiny_model), "--min-clips", "3", "--min-seconds", "0", "--warmup", "1", "-o", str(folder)]
         assert main(["bench", "--workload", "tiny", "--vs", "exact", *options]) == 0
     assert loads == ["t2va"]  # both arms over one set of weights
     return folder

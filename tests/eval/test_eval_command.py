@@ -1,4 +1,4 @@
-"""`videogen eval` as a user meets it: on the shipped model at toy size, what it prints and writes, and every bad input."""
+"""`videogen eval` as a user meets it: on a toy, what it prints and writes, and every bad input."""
 
 import argparse
 import json
@@ -33,24 +33,24 @@ def call(*argv: str) -> tuple[int, str]:
 
 
 @pytest.fixture
-def quick(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+def quick(tiny_pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
     """Weights that are loaded already, and the metrics that take no time."""
 
     def open_arms(_model: object, recipes: dict[str, Recipe], _device: str) -> dict[str, Pipeline]:
-        return {arm: pipeline.sharing(recipe) for arm, recipe in recipes.items()}
+        return {arm: tiny_pipeline.sharing(recipe) for arm, recipe in recipes.items()}
 
     monkeypatch.setattr("eval.quality_run.open_arms", open_arms)
     fast = tuple(metric for metric in METRICS if metric.name in ("psnr", "motion_ratio", "audio_snr"))
     monkeypatch.setattr("eval.quality_run.usable", lambda: fast)
-    return pipeline
+    return tiny_pipeline
 
 
 @pytest.fixture(scope="module")
-def evaluated(short_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def evaluated(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two prompts, plain against plain, one with anchors, with exact frames kept."""
     folder = tmp_path_factory.mktemp("evals") / "a"
     arms = ("--recipe", "plain", "--vs", "plain", "--prompts", "2", "--anchors", "1", "--lossless")
-    code, said = call("--model", str(short_model), *arms, *SHORT, "--steps", "2", "-o", str(folder))
+    code, said = call("--model", str(tiny_model), *arms, *SHORT, "--steps", "2", "-o", str(folder))
     assert code == 0, said
     assert "# plain against plain: 2 clips, 2 identical" in said and str(folder / "report.html") in said
     return folder
@@ -71,9 +71,9 @@ def test_plain_against_plain_is_identical_and_the_anchors_are_not(evaluated: Pat
     assert "math" in report["anchors"]["floor"] and "host" not in report["fingerprint"]
 
 
-def test_a_report_is_never_overwritten_unasked(evaluated: Path, short_model: Path) -> None:
+def test_a_report_is_never_overwritten_unasked(evaluated: Path, tiny_model: Path) -> None:
     before = (evaluated / "eval.json").read_bytes()
-    code, said = call("--model", str(short_model), "--prompts", "1", *SHORT, "-o", str(evaluated))
+    code, said = call("--model", str(tiny_model), "--prompts", "1", *SHORT, "-o", str(evaluated))
     assert code == 2 and "--overwrite" in said and (evaluated / "eval.json").read_bytes() == before
 
 
@@ -85,8 +85,8 @@ def test_the_two_arms_can_be_evaluated_again_as_run_folders(evaluated: Path, tmp
 
 @pytest.mark.parametrize("workflow", ["fl2va", "ref2va"])
 @pytest.mark.usefixtures("quick")
-def test_workflows_with_pictures_and_progress(workflow: str, short_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    one = ("--model", str(short_model), "--prompts", "1", "--anchors", "0")
+def test_workflows_with_pictures_and_progress(workflow: str, tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one = ("--model", str(tiny_model), "--prompts", "1", "--anchors", "0")
     argv = (*one, "--workflow", workflow, *SHORT, "-o", str(tmp_path / "e"), "--json")
     with caplog.at_level(logging.INFO, "eval.eval_command"):
         code, said = call(*argv)
@@ -98,9 +98,9 @@ def test_workflows_with_pictures_and_progress(workflow: str, short_model: Path, 
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_step_cache_under_test_is_shown_and_a_gate_that_shows_nothing_fails(short_model: Path, tmp_path: Path) -> None:
+def test_a_step_cache_under_test_is_shown_and_a_gate_that_shows_nothing_fails(tiny_model: Path, tmp_path: Path) -> None:
     cached = ("--steps", "7", "--cache-lambda", "9", "--lossless", "--gate", "-q")
-    code, said = call("--model", str(short_model), "--prompts", "1", "--anchors", "0", *SHORT, *cached, "-o", str(tmp_path / "e"))
+    code, said = call("--model", str(tiny_model), "--prompts", "1", "--anchors", "0", *SHORT, *cached, "-o", str(tmp_path / "e"))
     assert code == 4 and "# exact+cache against plain: 1 clips, 0 identical" in said and "1 prompts cannot show it" in said
     report = json.loads((tmp_path / "e" / "eval.json").read_text())
     assert report["clips"][0]["cache"]["new"]["reused"] > 0 == report["clips"][0]["cache"]["reference"]["reused"]
@@ -150,7 +150,7 @@ def test_the_list_names_every_metric_and_why_one_is_missing() -> None:
     ],
 )
 def test_bad_input_is_refused_before_anything_is_rendered(
-    argv: tuple[str, ...], told: str, short_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    argv: tuple[str, ...], told: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Pipeline, "load", lambda self, workflow: pytest.fail("a weight was loaded"))
@@ -164,26 +164,26 @@ def test_bad_input_is_refused_before_anything_is_rendered(
     for name, text in files.items():
         (tmp_path / f"{name}.jsonl").write_text(text)
     argv = tuple(f"{word}.jsonl" if word in files else word for word in argv)
-    model = () if "--model" in argv or not argv[0].startswith("-") else ("--model", str(short_model))
+    model = () if "--model" in argv or not argv[0].startswith("-") else ("--model", str(tiny_model))
     code, said = call(*argv, *model)
     assert code == 2 and told in said, said
     assert not list(tmp_path.rglob("eval.json")) and not (tmp_path / "evals").exists()
 
 
 def test_a_metric_without_its_weights_is_an_environment_fault_when_required(
-    short_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
-    code, said = call("--model", str(short_model), "--require", "lpips", "--prompts", "1")
+    code, said = call("--model", str(tiny_model), "--require", "lpips", "--prompts", "1")
     assert code == 3 and "metric lpips: got weights not found" in said
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_job_file_with_pictures_keeps_its_seed(short_model: Path, tmp_path: Path) -> None:
+def test_a_job_file_with_pictures_keeps_its_seed(tiny_model: Path, tmp_path: Path) -> None:
     Image.new("RGB", (96, 64), "red").save(tmp_path / "a.png")
     (tmp_path / "p.jsonl").write_text('{"prompt": "it moves right", "image": "a.png", "seed": 77}\n')
-    argv = ("--model", str(short_model), "--prompts", str(tmp_path / "p.jsonl"), "--anchors", "0", *SHORT, "-o", str(tmp_path / "e"))
+    argv = ("--model", str(tiny_model), "--prompts", str(tmp_path / "p.jsonl"), "--anchors", "0", *SHORT, "-o", str(tmp_path / "e"))
     code, said = call(*argv, "--json", "-q")
     report = json.loads(said)
     assert code == 0 and report["clips"][0]["seed"] == 77 and report["oracle"]["skipped"].startswith("no prompt says")

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from eval import staged
 from eval.block_times import attending, fastest, only_first_block, time_backends
 from eval.cases import WORKLOADS, Workload, make_request
 from eval.kernel_profile import kind_of
 from eval.real_size import main
 from eval.staged import Components, Meter, StagedClip, StandIn
+from videogen.config import Recipe
 from videogen.errors import RequestError
 from videogen.pipeline import Pipeline
 
@@ -22,7 +24,9 @@ def held(components: Components) -> set[str]:
     return {key.split(":")[1] for key, part in components.shared.items() if isinstance(part, torch.nn.Module)}
 
 
-def test_staged_is_the_rendered_clip_and_the_two_large_models_never_meet(pipeline: Pipeline) -> None:
+def test_staged_is_the_rendered_clip_and_the_two_large_models_never_meet(tiny_pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staged, "REPEAT_BELOW_S", 0.0)
+    pipeline = tiny_pipeline.sharing(Recipe())  # the plain model, whatever recipes save
     request = make_request(TINY, 3)
     components = Components(pipeline.source, pipeline.device, pipeline.dtype)
     clip = StagedClip("tiny", pipeline.family.resolve(request, pipeline.recipe))
@@ -33,7 +37,9 @@ def test_staged_is_the_rendered_clip_and_the_two_large_models_never_meet(pipelin
     assert held(components) == {"transformer", "vae", "audio_vae"} and isinstance(
         components.shared["Qwen3VLForConditionalGeneration:text_encoder"], StandIn
     )
-    assert components.weights["transformer_ref"]["parameters_b"] > components.weights["text_encoder"]["parameters_b"] > 0
+    assert {"transformer_ref", "text_encoder", "vae", "audio_vae"} == components.weights.keys()
+    numbers = sum(parameter.numel() for parameter in loop.transformer.parameters())
+    assert components.weights["transformer_ref"]["parameters_b"] == pytest.approx(numbers / 1e9, rel=1e-3)
 
     rows = time_backends(loop.transformer, loop.forward, ("native", "_native_math", "flash_hub", "flash"), lambda: None)
     assert [row["backend"] for row in rows if row["block_ms"]] == ["native", "_native_math"]
@@ -55,7 +61,7 @@ def test_staged_is_the_rendered_clip_and_the_two_large_models_never_meet(pipelin
 
 
 def test_a_report_says_how_many_forwards_it_rests_on(
-    short_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(WORKLOADS, "tiny", Workload("tiny", "pocket", (96, 64), 22, 4))
     monkeypatch.setitem(WORKLOADS, "huge", Workload("huge", "pocket", (96, 64), 22, 4))
@@ -67,7 +73,7 @@ def test_a_report_says_how_many_forwards_it_rests_on(
         prepare(self, components, meter, seed)
 
     monkeypatch.setattr(StagedClip, "prepare", fails_if_huge)
-    options = ["--model", str(short_model), "--workload", "huge", "--workload", "tiny", "--device", "cpu", "--attention", "native"]
+    options = ["--model", str(tiny_model), "--workload", "huge", "--workload", "tiny", "--device", "cpu", "--attention", "native"]
     with caplog.at_level("INFO"):
         main([*options, "--forwards", "2", "--profile", "tiny", "--out", str(tmp_path / "r")])
     report = json.loads((tmp_path / "r" / "real_size.json").read_text())
