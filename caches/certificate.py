@@ -60,6 +60,7 @@ class Certificate:
     mean_reused: float
     clips_sha256: str
     method: str = "learn-then-test"
+    warm_up: float = 0.08
 
     def __post_init__(self) -> None:
         for name in ("alpha", "delta"):

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 FEWEST_STEPS = 7
 ONE_REUSE_UP_TO = 10
+WARM_UP = 0.08  # 4 of 49 steps
 
 
 class Action(StrEnum):
@@ -25,13 +26,15 @@ class Budget:
     """How much drift may be reused over.
 
     lam: the largest relative drift since the last computed step, in any channel; 0 is off. max_streak: reuses in a
-    row. first and last: computed steps at either end of the schedule.
+    row. first and last: computed steps at either end of the schedule. warm_up: the share of the schedule computed at its
+    beginning, where little changes from step to step and an error changes the whole composition.
     """
 
     lam: float = 0.0
     max_streak: int = 3
     first: int = 2
     last: int = 1
+    warm_up: float = WARM_UP
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.lam) and self.lam >= 0):
@@ -39,6 +42,8 @@ class Budget:
         for name in ("max_streak", "first", "last"):
             if getattr(self, name) < 1:
                 raise ValueError(f"cache {name}: got {getattr(self, name)}, expected at least 1; change it")
+        if not 0 <= self.warm_up <= 1:
+            raise ValueError(f"cache warm-up: got {self.warm_up}, expected a share from 0 to 1; change it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,7 @@ def must_compute(budget: Budget, history: History, step: Step) -> str:
         return "off"
     if step.total < FEWEST_STEPS:
         return "few steps"
-    if step.index < max(budget.first, 1) or history.computed < budget.first:
+    if step.index < max(budget.first, math.ceil(budget.warm_up * step.total)) or history.computed < budget.first:
         return "first"
     if step.index >= step.total - budget.last:
         return "last"

@@ -38,7 +38,7 @@ class Batch:
 
 def rendered(group: Group, options: StepCache, width: int) -> tuple[torch.Tensor, torch.Tensor, list[Trace]]:
     """Frames, sound and traces of a group under a step cache; with lambda 0 its dense clips."""
-    budget = Budget(lam=options.lam, max_streak=options.max_streak)
+    budget = Budget(lam=options.lam, max_streak=options.max_streak, warm_up=options.warm_up)
     channels = group.channels(options)
     with batched_cache(group.transformer, "transformer_blocks", channels, budget, clips=len(group), width=width) as traces:
         rows = denoise(group)

@@ -14,6 +14,7 @@ import numpy as np
 
 from eval.batched_engine import Batch, measure, shard_of
 from eval.cache_cases import cases_of
+from eval.cache_loss import Tolerances, loss
 from eval.losses import Losses
 from eval.quality_cases import Case, Shape
 from videogen.config import DEVICES, DTYPES, Recipe, StepCache
@@ -28,18 +29,23 @@ LAMBDAS = "0.02,0.03,0.04,0.06,0.08,0.12,0.17,0.24,0.34"
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 
 
-def settings(lambdas: str, orders: str, streaks: str) -> list[StepCache]:
+def settings(lambdas: str, orders: str, streaks: str, warm_ups: str) -> list[StepCache]:
     """Every combination; orders are two digits, video then audio."""
-    every = product(streaks.split(","), orders.split(","), lambdas.split(","))
+    every = product(warm_ups.split(","), streaks.split(","), orders.split(","), lambdas.split(","))
     return [
-        StepCache(lam=float(lam), max_streak=int(streak), video_order=int(order[0]), audio_order=int(order[1]))
-        for streak, order, lam in every
+        StepCache(lam=float(lam), max_streak=int(streak), video_order=int(order[0]), audio_order=int(order[1]), warm_up=float(warm_up))
+        for warm_up, streak, order, lam in every
     ]
+
+
+def name_of(options: StepCache) -> str:
+    """A setting without its lambda, as a file's name."""
+    return f"warm-up-{options.warm_up:g}-streak-{options.max_streak}-orders-{options.video_order}{options.audio_order}"
 
 
 def journal(folder: Path, options: StepCache) -> Path:
     """Where losses of these orders and this streak are kept."""
-    return folder / f"orders-{options.video_order}{options.audio_order}-streak-{options.max_streak}.losses.jsonl"
+    return folder / f"{name_of(options)}.losses.jsonl"
 
 
 def row_of(options: StepCache, losses: Losses, cases: Sequence[Case]) -> dict[str, Any]:
@@ -48,10 +54,12 @@ def row_of(options: StepCache, losses: Losses, cases: Sequence[Case]) -> dict[st
     parts = {name: np.asarray([row["parts"][name] for row in rows]) for name in rows[0]["parts"]}
     return {
         "lambda": options.lam,
+        "warm_up": options.warm_up,
         "max_streak": options.max_streak,
         "video_order": options.video_order,
         "audio_order": options.audio_order,
         "clips": len(rows),
+        "loss": float(np.mean([loss(row["parts"], Tolerances()) for row in rows])),
         "computed": 1 - float(np.mean([row["reused"] for row in rows])),
         "parts": {
             name: {"mean": float(values.mean())} | {f"q{100 * q:g}": float(np.quantile(values, q)) for q in QUANTILES}
@@ -72,7 +80,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--lambdas", default=LAMBDAS)
     parser.add_argument("--orders", default="11,10,00", help="of video and audio")
-    parser.add_argument("--streaks", default="3")
+    parser.add_argument("--streaks", default="3", help="most reused in a row")
+    parser.add_argument("--warm-ups", default="0,0.08,0.12", help="share of the steps computed first")
     parser.add_argument("--dtype", choices=DTYPES, default="auto")
     parser.add_argument("--device", choices=DEVICES, default="auto")
     parser.add_argument("--shard", metavar="I/N", help="measure this share into the journals and stop")
@@ -82,7 +91,7 @@ def main() -> None:
     pipeline = open_pipeline(args.model, Recipe(dtype=args.dtype), device=args.device)
     shape = Shape(size=parse_size("--size", args.size) if args.size else None, frames=args.frames, steps=args.steps)
     cases = cases_of("fit", args.clips, args.workflow, shape, pipeline)
-    wanted = settings(args.lambdas, args.orders, args.streaks)
+    wanted = settings(args.lambdas, args.orders, args.streaks, args.warm_ups)
     kept = {path: Losses(path) for path in {journal(args.out, options) for options in wanted}}
     plans = [(options, kept[journal(args.out, options)]) for options in wanted]
     measure(pipeline, shard_of(cases, args.shard) if args.shard else cases, plans, Batch(), lambda text: logger.info("%s", text))
@@ -92,10 +101,9 @@ def main() -> None:
     write_json(
         args.out / "cache-fit.json", {"schema": SCHEMA, "model": pipeline.source.record(), "parallel": Batch().parallel, "rows": rows}
     )
-    for row in rows:
+    for (options, _), row in zip(plans, rows):
         worst = ", ".join(f"{name} {found['mean']:.3g} (95 %: {found['q95']:.3g})" for name, found in row["parts"].items())
-        name = f"lambda {row['lambda']:g} orders {row['video_order']}{row['audio_order']} streak {row['max_streak']}"
-        logger.info("%s: %.3f computed; %s", name, row["computed"], worst)
+        logger.info("%s lambda %g: %.3f computed, loss %.3f; %s", name_of(options), options.lam, row["computed"], row["loss"], worst)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from videogen.config import DEVICES, Recipe, StepCache
 from videogen.errors import bad
 from videogen.jobs.run import write_json
 from videogen.pipeline import Pipeline, open_pipeline
+from videogen.recipes import find_recipe
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,15 @@ def check_stratum(certificate: Certificate, name: str, pipeline: Pipeline, case:
     here = pipeline.stratum(pipeline.family.resolve(case.request, pipeline.recipe))
     if differences := certificate.fingerprint.differences(replace(here, parallel=certificate.fingerprint.parallel)):
         raise bad(f"certificate {name}", "; ".join(differences), "the stratum of the clips rendered here", "calibrate it again")
+
+
+def recipe_of(certificate: Certificate) -> Recipe:
+    """What was calibrated, without its cache: the exact recipe in the certificate's arithmetic, or for batches the plain one."""
+    dtype, _, products = certificate.fingerprint.dtype.partition(", ")
+    if certificate.fingerprint.parallel != "1":
+        return Recipe(dtype=dtype)
+    exact = find_recipe("exact")
+    return replace(exact, dtype=dtype, savings=replace(exact.savings, matmul="bfloat16" if products else "model"))
 
 
 def shape_of(certificate: Certificate) -> Shape:
@@ -47,18 +57,12 @@ def fill(pipeline: Pipeline, cases: Sequence[Case], certificate: Certificate, lo
     def tell(text: str) -> None:
         logger.info("%s", text)
 
-    parallel = certificate.fingerprint.parallel
+    parallel, options = certificate.fingerprint.parallel, replace(covered_by(certificate, StepCache()), certificates=())
     if parallel == Batch().parallel:
-        measure(pipeline, cases, [(covered_by(certificate, StepCache()), losses)], Batch(), tell)
+        measure(pipeline, cases, [(options, losses)], Batch(), tell)
     elif parallel == "1":
-        tolerances = Tolerances(**certificate.tolerances)
-        walk(
-            pipeline,
-            cases,
-            Goal((certificate.lam,), certificate.alpha, certificate.delta, tolerances, covered_by(certificate, StepCache())),
-            losses,
-            tell,
-        )
+        goal = Goal((certificate.lam,), certificate.alpha, certificate.delta, Tolerances(**certificate.tolerances), options)
+        walk(pipeline, cases, goal, losses, tell)
     else:
         raise bad("certificate's parallel", parallel, f"1 or {Batch().parallel}", "calibrate it again with this version")
 
@@ -101,12 +105,12 @@ def main() -> None:
     pipelines: dict[str, Pipeline] = {}
     for path in args.certificate:
         certificate = open_certificate(path)
-        dtype = certificate.fingerprint.dtype
-        pipelines.setdefault(dtype, open_pipeline(args.model, Recipe(dtype=dtype), device=args.device))
-        cases = cases_of("held-out", args.clips, certificate.fingerprint.workflow, shape_of(certificate), pipelines[dtype])
-        check_stratum(certificate, path.name, pipelines[dtype], cases[0])
+        kind = f"{certificate.fingerprint.dtype} {certificate.fingerprint.parallel}"
+        pipeline = pipelines.setdefault(kind, open_pipeline(args.model, recipe_of(certificate), device=args.device))
+        cases = cases_of("held-out", args.clips, certificate.fingerprint.workflow, shape_of(certificate), pipeline)
+        check_stratum(certificate, path.name, pipeline, cases[0])
         losses = Losses(args.out / f"{path.stem}.losses.jsonl")
-        fill(pipelines[dtype], shard_of(cases, args.shard) if args.shard else cases, certificate, losses)
+        fill(pipeline, shard_of(cases, args.shard) if args.shard else cases, certificate, losses)
         if not args.shard:
             report["certificates"][path.name] = found = judged(certificate, cases, losses)
             told = f"{found['violations']} of {found['clips']}, {found['clopper_pearson_95']}, alpha {found['alpha']}"

@@ -13,11 +13,12 @@ from eval.cache_loss import Tolerances
 from eval.calibration import Goal, certify, walk
 from eval.losses import Losses
 from eval.quality_cases import Shape
-from videogen.config import DEVICES, DTYPES, Environment, Recipe, StepCache
+from videogen.config import DEVICES, DTYPES, Environment, StepCache
 from videogen.errors import bad
 from videogen.jobs.plan import parse_size
 from videogen.jobs.run import write_text
 from videogen.pipeline import open_pipeline
+from videogen.recipes import find_recipe
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ LAMBDAS = "0.03,0.05,0.08,0.12,0.17,0.24"
 def add_calibrate(commands: Any, environment: Environment) -> None:
     """Register the sub-command."""
     del environment
-    tolerances = Tolerances()
+    tolerances, cache = Tolerances(), StepCache()
     parser = commands.add_parser("calibrate", help="certify the step cache", allow_abbrev=False)
     parser.add_argument("--model", default="pocket", metavar="NAME")
     parser.add_argument("--workflow", default="t2va", choices=("t2va", "fl2va", "ref2va"))
@@ -42,10 +43,12 @@ def add_calibrate(commands: Any, environment: Environment) -> None:
     parser.add_argument(
         "--engine", choices=("pipeline", "batched"), default="pipeline", help="batched: many clips at once, a stratum of its own"
     )
+    parser.add_argument("--recipe", default="exact", metavar="NAME", help="what the cache is laid over (default: %(default)s)")
     parser.add_argument("--shard", metavar="I/N", help="batched: measure this share into the journal and stop")
-    parser.add_argument("--video-order", type=int, default=1, metavar="0|1")
-    parser.add_argument("--audio-order", type=int, default=1, metavar="0|1")
-    parser.add_argument("--max-streak", type=int, default=3, metavar="N")
+    parser.add_argument("--video-order", type=int, default=1, metavar="0|1", help="1 extrapolates what is reused, 0 copies it")
+    parser.add_argument("--audio-order", type=int, default=1, metavar="0|1", help="1 extrapolates what is reused, 0 copies it")
+    parser.add_argument("--max-streak", type=int, default=cache.max_streak, metavar="N", help="most reused in a row (default: %(default)s)")
+    parser.add_argument("--warm-up", type=float, default=cache.warm_up, metavar="F", help="share computed first (default: %(default)s)")
     parser.add_argument("--lambdas", default=LAMBDAS, metavar="F,F,...", help="walked in this order, default: %(default)s")
     for name, unit in (("video", "1 - SSIM of the worst frames"), ("motion", "grey levels"), ("spectrum", "dB"), ("level", "dB")):
         parser.add_argument(f"--{name}", type=float, default=getattr(tolerances, name), help=f"tolerance, {unit} (default: %(default)s)")
@@ -64,7 +67,7 @@ def _goal(args: argparse.Namespace) -> Goal:
         ) from None
     if args.clips < fewest:
         raise bad("--clips", args.clips, f"at least {fewest} for alpha {args.alpha:g} at delta {args.delta:g}", "measure more clips")
-    options = StepCache(max_streak=args.max_streak, video_order=args.video_order, audio_order=args.audio_order)
+    options = StepCache(max_streak=args.max_streak, video_order=args.video_order, audio_order=args.audio_order, warm_up=args.warm_up)
     parallel = Batch().parallel if args.engine == "batched" else "1"
     tolerances = Tolerances(args.video, args.motion, args.spectrum, args.level)
     return Goal(lambdas, args.alpha, args.delta, tolerances, options, parallel)
@@ -77,7 +80,11 @@ def run(args: argparse.Namespace) -> int:
         raise bad("--output", str(output), "a new file", "choose another, or pass --overwrite")
     if args.shard and args.engine != "batched":
         raise bad("--shard", args.shard, "only with --engine batched", "drop it")
-    pipeline = open_pipeline(args.model, Recipe(dtype=args.dtype), device=args.device)
+    if args.recipe != "plain" and args.engine == "batched":
+        raise bad(
+            "--engine", args.engine, "the pipeline for a recipe other than plain", "add --recipe plain: a batch knows none of its savings"
+        )
+    pipeline = open_pipeline(args.model, replace(find_recipe(args.recipe), dtype=args.dtype), device=args.device)
     size = parse_size("--size", args.size) if args.size else None
     cases = cases_of("calibrate", args.clips, args.workflow, Shape(size=size, frames=args.frames, steps=args.steps), pipeline)
     losses = Losses(output.with_suffix(".losses.jsonl"))

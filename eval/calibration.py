@@ -111,6 +111,7 @@ def certify(pipeline: Pipeline, cases: Sequence[Case], goal: Goal, verdict: Verd
         max_streak=options.max_streak,
         video_order=options.video_order,
         audio_order=options.audio_order,
+        warm_up=options.warm_up,
         alpha=goal.alpha,
         delta=goal.delta,
         tolerances=asdict(goal.tolerances),

@@ -86,13 +86,13 @@ def loss_at(curve: Sequence[dict[str, Any]], share: float) -> float | None:
 
 
 def compared(curves: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """At equal shares computed: every method's loss, and our best over the best peer's."""
+    """At equal shares computed: every method's loss, and ours as shipped over the best peer's."""
     rows: list[dict[str, Any]] = []
     for share in COMPARED_AT:
         at = {name: loss_at(curve, share) for name, curve in curves.items()}
-        mine = [value for name, value in at.items() if value is not None and name.startswith(OURS)]
+        mine = at.get(OURS)
         theirs = [value for name, value in at.items() if value is not None and not name.startswith(OURS)]
-        ratio = min(mine) / max(min(theirs), 1e-9) if mine and theirs else None
+        ratio = mine / max(min(theirs), 1e-9) if mine is not None and theirs else None
         rows.append({"computed": share, "loss": at, "ours_over_best_peer": ratio})
     return rows
 

@@ -62,6 +62,7 @@ def covered_by(certificate: Certificate, options: StepCache) -> StepCache:
         max_streak=certificate.max_streak,
         video_order=certificate.video_order,
         audio_order=certificate.audio_order,
+        warm_up=certificate.warm_up,
         certificates=(certificate,),
     )
 

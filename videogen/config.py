@@ -10,6 +10,7 @@ from typing import Any
 from PIL import Image
 
 from caches.certificate import Certificate
+from caches.policy import WARM_UP
 from lora.contract import Contract
 from videogen.errors import bad
 
@@ -90,7 +91,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class StepCache:
-    """The step cache of a recipe. lam is the largest drift reused over, 0 is off; orders are 0 (copy) or 1 (extrapolate).
+    """The step cache of a recipe. lam is the largest drift reused over, 0 is off; orders are 0 (copy) or 1 (extrapolate);
+    warm_up is the share of the steps that is computed first in any case.
 
     A certificate sets all of them for the requests of its stratum; for requests of none's `on_mismatch` is `refuse` or `compute`.
     """
@@ -99,6 +101,7 @@ class StepCache:
     max_streak: int = 3
     video_order: int = 1
     audio_order: int = 1
+    warm_up: float = WARM_UP
     certificates: tuple[Certificate, ...] = ()
     on_mismatch: str = "refuse"
 
@@ -108,6 +111,8 @@ class StepCache:
         if isinstance(self.lam, bool) or not isinstance(self.lam, int | float) or not (math.isfinite(self.lam) and self.lam >= 0):
             raise bad("cache lambda", self.lam, "a finite number of at least 0", "use 0 to switch the cache off")
         _check_whole("cache max_streak", self.max_streak, 1, MAX_STEPS)
+        if not 0 <= self.warm_up <= 1:
+            raise bad("cache warm_up", self.warm_up, "a share of the steps from 0 to 1", "change it")
         _check_whole("cache video_order", self.video_order, 0, 1)
         _check_whole("cache audio_order", self.audio_order, 0, 1)
 

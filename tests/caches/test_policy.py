@@ -22,6 +22,9 @@ FINE = {"video": 0.05, "audio": 0.02}
         (ON, History(), Step(0, 49), {}, Action.COMPUTE, "first"),
         (ON, History(computed=1), Step(1, 49), FINE, Action.COMPUTE, "first"),
         (ON, History(computed=1), Step(9, 49), FINE, Action.COMPUTE, "first"),
+        (ON, LONG, Step(3, 49), FINE, Action.COMPUTE, "first"),
+        (ON, LONG, Step(4, 49), FINE, Action.REUSE, "within budget"),
+        (Budget(lam=0.1, warm_up=0.0), LONG, Step(2, 49), FINE, Action.REUSE, "within budget"),
         (ON, LONG, Step(48, 49), FINE, Action.COMPUTE, "last"),
         (ON, History(5, 1, 0), Step(5, 8), FINE, Action.COMPUTE, "few steps, one reuse"),
         (ON, History(5, 3, 3), Step(10, 49), FINE, Action.COMPUTE, "streak"),
@@ -77,7 +80,9 @@ def test_the_same_inputs_give_the_same_answer(drifts: list[float], lam: float) -
     assert str(run(Budget(lam=lam), drifts)) == str(run(Budget(lam=lam), drifts))
 
 
-@pytest.mark.parametrize("values", [{"lam": -1.0}, {"lam": math.nan}, {"lam": math.inf}, {"max_streak": 0}, {"first": 0}, {"last": 0}])
+@pytest.mark.parametrize(
+    "values", [{"lam": -1.0}, {"lam": math.nan}, {"lam": math.inf}, {"max_streak": 0}, {"first": 0}, {"last": 0}, {"warm_up": 1.1}]
+)
 def test_a_wrong_budget_is_refused(values: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"cache .*: got .*, expected .*; "):
         Budget(**values)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from videogen.config import Request
 from videogen.pipeline import Pipeline
 
 STEPS = 8
-NAMES = ["videogen, order 1", "videogen, order 0", "FirstBlockCache", "MagCache", "TaylorSeer", "SeaCache"]
+NAMES = ["videogen", "videogen, copying", "videogen, no warm-up", "FirstBlockCache", "MagCache", "TaylorSeer", "SeaCache"]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_the_command_writes_curves_a_comparison_and_a_plot(
 
     def few(calibration: Callable[[], Group]) -> dict[str, object]:
         table = stock(calibration)
-        return {name: (table[name][0], strengths) for name, strengths in (("videogen, order 1", (1e-9, 50.0)), ("TaylorSeer", (2, 4)))}
+        return {name: (table[name][0], strengths) for name, strengths in (("videogen", (1e-9, 50.0)), ("TaylorSeer", (2, 4)))}
 
     monkeypatch.setattr(peers, "methods", few)
     monkeypatch.setattr(peers, "open_pipeline", lambda *_, **__: tiny_pipeline)
@@ -64,8 +64,8 @@ def test_the_command_writes_curves_a_comparison_and_a_plot(
         monkeypatch.setattr(sys, "argv", ["peers", *shape, "--out", str(tmp_path)])
         peers.main()
         report = json.loads((tmp_path / "peers.json").read_text())
-    assert report["clips"] == 2 and set(report["curves"]) == {"videogen, order 1", "TaylorSeer"}
-    exact, cached = report["curves"]["videogen, order 1"]
+    assert report["clips"] == 2 and set(report["curves"]) == {"videogen", "TaylorSeer"}
+    exact, cached = report["curves"]["videogen"]
     assert exact["computed"] == 1 and exact["loss"]["mean"] < cached["loss"]["mean"] and cached["computed"] == 7 / 8
     assert len((tmp_path / "taylorseer.losses.jsonl").read_text().splitlines()) == 4
     assert len(xml.parse(tmp_path / "peers.svg").getroot().findall("{*}polyline")) == 2

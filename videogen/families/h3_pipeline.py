@@ -153,7 +153,7 @@ def transformer_of(pipe: Any) -> Any:
 
 def _cached(pipe: Any, state: PipelineState, options: StepCache) -> AbstractContextManager[Trace]:
     """The step cache around the denoising loop of one request."""
-    budget = Budget(lam=options.lam, max_streak=options.max_streak)
+    budget = Budget(lam=options.lam, max_streak=options.max_streak, warm_up=options.warm_up)
     return step_cache(transformer_of(pipe), "transformer_blocks", _channels(pipe, state, options), budget)
 
 
