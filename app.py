@@ -91,10 +91,10 @@ class Form:
         self.count = gr.Markdown(elem_id="vg-count")
         self.submit = gr.Button("Add to queue (Ctrl-Enter)", variant="primary", elem_id="vg-submit")
         self.message = gr.HTML(elem_id="vg-message")
-        with gr.Accordion("Pictures", open=False):
+        with gr.Accordion("Pictures", open=False, elem_id="vg-pictures"):
             for each in (f for f in self.fields if f.kind in PICTURE_KINDS):
                 self.inputs[each.name] = _input(each, handlers)
-        with gr.Accordion("More", open=False):
+        with gr.Accordion("More", open=False, elem_id="vg-more"):
             names = sorted(handlers.desk.adapters)
             told = "their contract sets steps and shifts" if names else "none: start the server with --adapters DIR"
             self.adapters = gr.Dropdown(names, multiselect=True, label="Adapters", info=told, elem_id="vg-adapters")
@@ -160,7 +160,7 @@ def _render_tab(handlers: Handlers, shown: Any) -> tuple[Form, Any, Any]:
     again.click(handlers.seed_of, shown, form.inputs["seed"], **QUIET)
     vary.click(handlers.vary, shown, message, **QUIET)
     form.recipe.change(handlers.told_recipe, form.recipe, form.told, **QUIET)
-    counted = [form.inputs["prompt"], form.inputs["seconds"], form.inputs["size"], form.recipe, form.adapters, form.lines, form.repeats]
+    counted = [*form.settable, form.lines, form.repeats]
     gr.on([item.change for item in counted], handlers.count, form.values, form.count, trigger_mode="always_last", **QUIET)
     return form, status, player
 

@@ -1,6 +1,7 @@
 """`videogen serve`, `ui` and `worker`: the queue over HTTP, with the page, and the processes that render."""
 
 import argparse
+import asyncio
 import logging
 import os
 import signal
@@ -108,6 +109,7 @@ def run_server(args: argparse.Namespace) -> int:
     _warm_up(services.desk.recipes(), reader)
     config = uvicorn.Config(app, host=args.host, port=args.port, log_level="warning", server_header=False, ws="none")
     config.timeout_graceful_shutdown = 3
+    logging.getLogger("uvicorn.error").addFilter(lambda record: not _is_cancelled(record))
     try:
         listener = config.bind_socket()
     except SystemExit:  # uvicorn logs the reason and leaves
@@ -116,6 +118,11 @@ def run_server(args: argparse.Namespace) -> int:
     print(f"videogen: http://{'127.0.0.1' if options.is_loopback else host}:{port}/ (Ctrl-C stops)", flush=True)
     uvicorn.Server(config).run(sockets=[listener])
     return 0
+
+
+def _is_cancelled(record: logging.LogRecord) -> bool:
+    """Whether a log line is about a connection that was cut because the server stops: an open page always has some."""
+    return record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
 def _page(args: argparse.Namespace) -> Callable[..., Any]:

@@ -1,0 +1,170 @@
+"""The long trials, over a stand-in of milliseconds: `python -m tests.videogen.serve.trials clients|kills|latency`; not part of CI.
+
+`clients`: 50 clients, 200 jobs, two states a second watched. `kills`: the server, sometimes its worker too, killed with -9 at 20 random
+moments; then every accepted job must have ended exactly once. `latency`: form to queued, and status at 1,000 stored jobs, as figures.
+"""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+
+from tests.videogen.serve.fakes import CLIP, services_in
+from videogen.jobs.claims import Claims
+from videogen.jobs.database import COMPLETED, ENDS
+from videogen.jobs.store import Store
+
+ORDER = ("queued", "in_progress", "completed")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(root: Path, port: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.videogen.serve.fakes", "server", str(root), str(port)]
+    process = subprocess.Popen(command, start_new_session=True)
+    while True:
+        try:
+            httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=1)
+            return process
+        except httpx.HTTPError:
+            time.sleep(0.05)
+
+
+def check(root: Path, accepted: list[str]) -> dict[str, Any]:
+    """What became of every job in the store; raises when one was lost, is not over, or ended more than once."""
+    store = Store(root)
+    ends = {job.id: [state for state in store.history(job.id) if state in ENDS] for job in store.jobs(limit=100_000)}
+    lost = [each for each in accepted if each not in ends]
+    wrong = {each: states for each, states in ends.items() if len(states) != 1}
+    assert not lost and not wrong, (lost, wrong)
+    done = [each for each, states in ends.items() if states == [COMPLETED]]
+    assert all((root / "clips" / f"{each}.mp4").read_bytes() == CLIP + each.encode() for each in done)
+    attempts = Counter(job.attempt for job in store.jobs(limit=100_000))
+    states = Counter(states[0] for states in ends.values())
+    return {"accepted": len(accepted), "in_store": len(ends), "ends": dict(states), "attempts": dict(sorted(attempts.items()))}
+
+
+def clients(number: int = 50, jobs: int = 200) -> dict[str, Any]:
+    root, port = Path(tempfile.mkdtemp()), free_port()
+    process, ids, faults, submit_s, status_s = start(root, port), [], [], [], []
+
+    def visit(index: int) -> None:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as visitor:
+            mine = {}
+            for k in range(jobs // number):
+                began = time.perf_counter()
+                answer = visitor.post("/v1/videos", json={"prompt": f"{index} {k}"}, headers={"Idempotency-Key": f"{index}-{k}"})
+                submit_s.append(time.perf_counter() - began)
+                mine[answer.json()["id"]] = 0
+            ids.extend(mine)
+            while any(state < 2 for state in mine.values()):
+                for each, before in mine.items():
+                    began = time.perf_counter()
+                    state = ORDER.index(visitor.get(f"/v1/videos/{each}").json()["status"])
+                    status_s.append(time.perf_counter() - began)
+                    faults.extend([each] if state < before else [])
+                    mine[each] = state
+                time.sleep(0.5)
+
+    began = time.perf_counter()
+    threads = [threading.Thread(target=visit, args=(index,)) for index in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds = time.perf_counter() - began
+    process.terminate()
+    process.wait()
+    assert not faults and len(set(ids)) == jobs
+    told = {"seconds": round(seconds, 1), "submit_ms_median": _ms(submit_s), "status_ms_median": _ms(status_s), "went_back": len(faults)}
+    return check(root, ids) | told
+
+
+def kills(trials: int = 20) -> dict[str, Any]:
+    root, port, rng = Path(tempfile.mkdtemp()), free_port(), random.Random(time.time_ns())
+    accepted: list[str] = []
+    killed_workers = 0
+    for trial in range(trials):
+        process = start(root, port)
+        over = threading.Event()
+
+        def flood(trial: int = trial, over: threading.Event = over) -> None:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=5) as visitor:
+                while not over.is_set():
+                    try:
+                        answer = visitor.post("/v1/videos", json={"prompt": f"{trial} {time.time_ns()}"})
+                        accepted.extend([answer.json()["id"]] if answer.status_code == 200 else [])
+                    except httpx.HTTPError:
+                        return
+                    time.sleep(rng.random() * 0.05)
+
+        threads = [threading.Thread(target=flood) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.1 + rng.random() * 4)
+        if trial % 2:
+            killed_workers += 1
+            os.killpg(process.pid, signal.SIGKILL)  # server and worker, which share its session
+        else:
+            process.kill()
+        process.wait()
+        over.set()
+        for thread in threads:
+            thread.join()
+    process = start(root, port)
+    store, deadline = Store(root), time.monotonic() + 240
+    while store.waiting() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.terminate()
+    process.wait()
+    return {"trials": trials, "workers_killed_too": killed_workers} | check(root, accepted)
+
+
+def latency(stored: int = 1000) -> dict[str, Any]:
+    root = Path(tempfile.mkdtemp())
+    services = services_in(root, max_submits_per_minute=10**6)
+    for index in range(stored):
+        services.store.submit("local", {"prompt": str(index)}, {"prompt": str(index), "seconds": 1, "size": "16x16"})
+        if index % 5:
+            claims = Claims(services.store.database, "0", retention_s=1e6)
+            taken = claims.claim()
+            assert taken is not None
+            claims.complete(taken, {}, 1)
+    submit_s, status_s, port = [], [], free_port()
+    process = start(root, port)
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}") as visitor:
+        for index in range(50):
+            began = time.perf_counter()
+            job_id = visitor.post("/v1/videos", json={"prompt": f"new {index}"}).json()["id"]
+            submit_s.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            visitor.get(f"/v1/videos/{job_id}")
+            status_s.append(time.perf_counter() - began)
+    process.terminate()
+    process.wait()
+    worst = {"submit_ms_worst": round(max(submit_s) * 1e3, 1), "status_ms_worst": round(max(status_s) * 1e3, 1)}
+    return {"stored": stored, "submit_ms_median": _ms(submit_s), "status_ms_median": _ms(status_s), "n": 50} | worst
+
+
+def _ms(values: list[float]) -> float:
+    return round(median(values) * 1e3, 1)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps({"clients": clients, "kills": kills, "latency": latency}[sys.argv[1]]()) + "\n")
