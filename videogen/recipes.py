@@ -16,8 +16,9 @@ EXACT = Savings(  # every part that is bit-identical
     text_cut=True,
     lean_loop=True,
     encodings=64,
+    decode_batch=1,
 )
-CLOSE = replace(EXACT, matmul="auto")
+CLOSE = replace(EXACT, decode_batch=14, matmul="auto")
 
 RECIPES: dict[str, Recipe] = {
     "exact": Recipe(name="exact", savings=CLOSE),

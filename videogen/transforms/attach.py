@@ -11,6 +11,7 @@ from videogen.config import Savings
 from videogen.families.base import Resolved
 from videogen.transforms.adaln import TableShelf, adaln_tables
 from videogen.transforms.cpu_bfloat16 import bfloat16_products, refusal
+from videogen.transforms.decode import is_on_ladder, stream_video
 from videogen.transforms.encodings import Encodings, Values, picture_key, text_key
 from videogen.transforms.lean_loop import lean_loop
 from videogen.transforms.scope import forward_as, once
@@ -38,6 +39,10 @@ class Transforms:
 
     def call(self, name: str, block: Any, pipe: Any, state: PipelineState) -> None:
         """Run one of diffusers' blocks outside the loop, or do without."""
+        if name == "decode.video" and self.savings.decode_batch and is_on_ladder(pipe.vae, state.get("latents")):
+            state.set("videos", stream_video(pipe, state.get("latents"), self.savings.decode_batch)[None])
+            self.told["decode_batch"] = f"{self.savings.decode_batch} tiles a call, streamed"
+            return
         if name not in _KEYS or not self.savings.encodings:
             self._compute(name, block, pipe, state)
             return

@@ -34,6 +34,8 @@ def settled(savings: Savings, device: torch.device, dtype: torch.dtype, certifie
     if savings.park_adaln and device.type == "cpu":
         savings = replace(savings, park_adaln=False)
         reasons["park_adaln"] = "off: the weights are in host memory already"
+    if device.type == "cpu" and savings.decode_batch > 1:
+        savings = replace(savings, decode_batch=1)  # a CPU is busy with one tile
     return replace(savings, matmul=matmul), reasons
 
 
