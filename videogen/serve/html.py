@@ -12,6 +12,8 @@ STATE_WORDS = {QUEUED: "waiting", RUNNING: "rendering", COMPLETED: "done", FAILE
 CSS = """
 .gradio-container{--block-info-text-color:#4b5563;--body-text-color-subdued:#4b5563}
 .dark .gradio-container,.gradio-container.dark{--block-info-text-color:#d1d5db;--body-text-color-subdued:#d1d5db}
+.gradio-container button.primary{background:#1d4ed8;color:#fff}
+.gradio-container button.stop{background:#b91c1c;color:#fff}
 .vg-card{border:1px solid var(--border-color-primary);border-radius:8px;padding:8px;margin:6px 0;overflow-wrap:anywhere}
 .vg-grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(220px,1fr));gap:10px}
 .vg-pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(240px,1fr));gap:10px}
@@ -96,7 +98,8 @@ def progress(job: Job | None, note: str = "") -> str:
     head = f'<div role="status" aria-live="polite" id="vg-status" data-state="{job.state}" data-job="{escape(job.id)}">'
     told = f"<b>{escape(word)}{escape(phase)}</b>{spent}, {job.percent} %"
     prompt = f"<p>{escape(job.summary['prompt'][:300])}</p><p class='vg-muted'>{_facts(job)}</p>"
-    return f"{head}{escape(note)} {told}</div>{bar}{error}{prompt}{label}"
+    found = f"{escape(note)} " if note and not job.is_over else ""
+    return f"{head}{found}{told}</div>{bar}{error}{prompt}{label}"
 
 
 def player(job: Job | None, links: Links, has_preview: bool) -> str:
@@ -113,10 +116,11 @@ def player(job: Job | None, links: Links, has_preview: bool) -> str:
     return ""
 
 
-def _video(job: Job, links: Links) -> str:
+def _video(job: Job, links: Links, *, is_muted: bool = False) -> str:
     source, poster = escape(links.url(job.id, "video")), escape(links.url(job.id, "thumbnail"))
     name = escape(f"clip: {job.summary['prompt'][:80]}", quote=True)
-    return f'<video controls loop playsinline preload="metadata" poster="{poster}" src="{source}" aria-label="{name}"></video>'
+    muted = " muted" if is_muted else ""
+    return f'<video controls loop playsinline{muted} preload="metadata" poster="{poster}" src="{source}" aria-label="{name}"></video>'
 
 
 def _downloads(job: Job, links: Links) -> str:
@@ -150,7 +154,8 @@ def gallery(jobs: Sequence[Job], links: Links) -> str:
 
 def compare(left: Job, right: Job, links: Links) -> str:
     """Two clips that play together, what differs between them drawn below, and their timelines."""
-    boxes = "".join(f"<figure>{_video(job, links)}<figcaption>{_facts(job)}</figcaption></figure>" for job in (left, right))
+    videos = ((left, _video(left, links)), (right, _video(right, links, is_muted=True)))
+    boxes = "".join(f"<figure>{video}<figcaption>{_facts(job)}</figcaption></figure>" for job, video in videos)
     note = "<p class='vg-muted'>Difference of the two pictures shown, four times as strong; black is equal.</p>"
     canvas = f"<figure><canvas role='img' aria-label='difference of the two clips'></canvas><figcaption>{note}</figcaption></figure>"
     lines = "".join(f"<h4>{escape(job.summary['recipe'])}: steps</h4>{timeline(job.record)}" for job in (left, right))
