@@ -107,7 +107,8 @@ def run_server(args: argparse.Namespace) -> int:
     page = None if args.no_page else _page(args)
     app = make_app(services, page, supervisor)
     _warm_up(services.desk.recipes(), reader)
-    config = uvicorn.Config(app, host=args.host, port=args.port, log_level="warning", server_header=False, ws="none")
+    quiet: dict[str, Any] = {"log_level": "warning", "server_header": False, "ws": "none", "proxy_headers": False}
+    config = uvicorn.Config(app, host=args.host, port=args.port, **quiet)
     config.timeout_graceful_shutdown = 3
     logging.getLogger("uvicorn.error").addFilter(lambda record: not _is_cancelled(record))
     try:
@@ -139,6 +140,7 @@ def _commands(args: argparse.Namespace, root: Path) -> list[Any]:
     commands = []
     for index, gpus in enumerate(args.gpus or [None]):
         environment = child_environment() if gpus is None else child_environment(CUDA_VISIBLE_DEVICES=gpus)
+        environment.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads beside a server and ffmpeg slow all of them down
         command = (sys.executable, "-m", "videogen", "worker", "--group", str(index), *common)
         commands.append(WorkerCommand(str(index), command, environment))
     return commands

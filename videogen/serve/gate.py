@@ -43,6 +43,7 @@ class Gate:
     def __init__(self, app: App, options: ServeOptions) -> None:
         self.app, self.options = app, options
         self.requests, self.submits = Bucket(options.max_requests_per_minute), Bucket(options.max_submits_per_minute)
+        self.logins = Bucket(options.max_bad_keys_per_minute)
         self.counts: Counter[tuple[str, str]] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,7 +80,8 @@ class Gate:
         if not length.isdecimal() or int(length) > self.options.max_body_bytes:
             raise Refusal(413, f"body: got {length[:20]} bytes, expected at most {self.options.max_body_bytes}; send less")
         is_submit = not is_safe and str(scope["path"]).startswith("/v1/")
-        for bucket in (self.requests, *([self.submits] if is_submit else [])):
+        is_login = not is_safe and str(scope["path"]).rstrip("/").endswith("/login")
+        for bucket in (self.requests, *([self.submits] if is_submit else []), *([self.logins] if is_login else [])):
             wait_s = bucket.wait_s(client_of(scope))
             if wait_s:
                 raise Refusal(429, "rate: got too many requests, expected fewer; wait as long as Retry-After says", wait_s)

@@ -114,15 +114,19 @@ class Worker:
 
 
 def tidy(root: Path) -> None:
-    """Remove what killed processes left: work folders of earlier days, clips and pictures that no job knows. Call it once, at the start."""
-    known = {row[0] for row in Database(root).rows("SELECT id FROM jobs")}
-    for path in (root / CLIPS).glob("*"):
+    """Remove what killed processes left and no job knows: clips, and day-old work folders and pictures. Only names of ours are touched."""
+    rows = Database(root).rows("SELECT id, settings FROM jobs")
+    known, old = {row[0] for row in rows}, time.time() - 86_400
+    for path in (root / CLIPS).glob("video_*.*"):
         if path.name.partition(".")[0] not in known:
             path.unlink(missing_ok=True)
-    old = time.time() - 86_400
-    for path in (root / WORK).glob("*"):
+    for path in (root / WORK).glob("video_*"):
         if path.stat().st_mtime < old:
             shutil.rmtree(path, ignore_errors=True)
+    named = " ".join(row[1] for row in rows)
+    for path in (root / "uploads").glob(f"{'[0-9a-f]' * 32}.*"):
+        if path.stat().st_mtime < old and path.name not in named:
+            path.unlink(missing_ok=True)
 
 
 def run_worker(root: Path, group: str, maker: Maker, *, retention_s: float, stop: StopFlag, wait_s: float) -> None:

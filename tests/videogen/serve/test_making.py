@@ -1,6 +1,7 @@
 """A worker renders real jobs through the project's own pipeline; a preview changes no bit of them and stays cheap."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from videogen.progress import Event, StopFlag
 from videogen.serve import preview
 from videogen.serve.making import PipelineMaker
 from videogen.serve.preview import ColourMap, Lens, Previewing
-from videogen.serve.worker import Made, Worker
+from videogen.serve.worker import Made, Worker, tidy
 
 TINY = {"prompt": "a red circle", "size": "96x64", "frames": 22, "steps": 2, "seed": 3, "recipe": "plain"}
 
@@ -83,6 +84,18 @@ def test_previews_change_no_bit_and_stay_within_their_share(
     assert (seen.frames == plain.frames).all() and (seen.audio == plain.audio).all() and seen.record["sigmas"] == plain.record["sigmas"]
     with Image.open(path) as image:
         assert image.size[0] <= 256 and image.size[0] * 64 == image.size[1] * 96 and getattr(image, "n_frames", 1) >= 1
+
+
+def test_tidying_touches_only_names_of_ours_that_no_job_knows(tmp_path: Path) -> None:
+    job, _ = services_in(tmp_path).desk.submit("me", TINY)
+    mine, used, stray = tmp_path / "clips" / "holiday.mp4", tmp_path / "clips" / f"{job.id}.mp4", tmp_path / "clips" / "video_0.mp4"
+    lost, kept = tmp_path / "uploads" / f"{'a' * 32}.png", tmp_path / "uploads" / "photo.png"
+    for path in (mine, used, stray, lost, kept):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x")
+        os.utime(path, (0, 0))
+    tidy(tmp_path)
+    assert [path.exists() for path in (mine, used, stray, lost, kept)] == [True, True, False, False, True]
 
 
 def _request() -> Any:

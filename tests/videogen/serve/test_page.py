@@ -119,10 +119,14 @@ def test_the_page_serves_no_file_by_path_and_asks_who_it_is(tmp_path: Path) -> N
         assert httpx.get(f"{url}/monitoring/summary").status_code in (403, 404)
     with serving(services_in(tmp_path / "b", keys=(("me", KEY),)), mounted) as url:
         assert httpx.get(f"{url}/config").status_code == 401 and "vg-prompt" not in httpx.get(url).text
+        for path in ("upload", "call/submit", "queue/join"):
+            assert httpx.post(f"{url}/gradio_api/{path}", files={"files": ("x", b"x")}).status_code == 401, path
         assert httpx.post(f"{url}/login", data={"username": "me", "password": "x"}).status_code == 400
         with httpx.Client(base_url=url) as browser:
             assert browser.post("/login", data={"username": "me", "password": KEY}).status_code == 200
             assert "vg-prompt" in browser.get("/config").text
+        codes = [httpx.post(f"{url}/login", data={"username": "me", "password": str(k)}).status_code for k in range(8)]
+        assert codes[0] == 400 and codes[-1] == 429, "guesses must run out"
 
 
 def submitted(url: str, file: Any) -> tuple[int, str]:
