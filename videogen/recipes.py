@@ -18,7 +18,7 @@ EXACT = Savings(  # every part that is bit-identical
     encodings=64,
     decode_batch=1,
 )
-CLOSE = replace(EXACT, decode_batch=14, matmul="auto")
+CLOSE = replace(EXACT, decode_batch=14, kernels=True, matmul="auto")
 
 RECIPES: dict[str, Recipe] = {
     "exact": Recipe(name="exact", savings=CLOSE),

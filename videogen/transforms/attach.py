@@ -9,10 +9,12 @@ from diffusers.modular_pipelines.modular_pipeline import PipelineState
 
 from videogen.config import Savings
 from videogen.families.base import Resolved
+from videogen.kernels.ops import FUSED
 from videogen.transforms.adaln import TableShelf, adaln_tables
 from videogen.transforms.cpu_bfloat16 import bfloat16_products, refusal
 from videogen.transforms.decode import is_on_ladder, stream_video
 from videogen.transforms.encodings import Encodings, Values, picture_key, text_key
+from videogen.transforms.fused_blocks import fused_blocks
 from videogen.transforms.lean_loop import lean_loop
 from videogen.transforms.scope import forward_as, once
 from videogen.transforms.text_cut import text_cut
@@ -78,6 +80,9 @@ class Transforms:
             self.told["matmul"] = f"model: {reason}" if reason else "bfloat16"
             if not reason:
                 yield bfloat16_products(transformer)
+        if self.savings.kernels:
+            self.told["kernels"] = FUSED.name
+            yield fused_blocks(transformer, FUSED)
         if self.savings.adaln_tables:
             yield self._tables(transformer, state)
         if self.savings.rope_tables:
