@@ -26,14 +26,17 @@ def test_a_job_becomes_a_checked_clip_and_a_bad_one_a_message(tiny_model: Path, 
     services = services_in(tmp_path)
     store, desk = services.store, services.desk
     good, _ = desk.submit("me", TINY)
+    other, _ = desk.submit("me", TINY | {"size": "64x96"})
     twin, _ = desk.submit("me", TINY)
     gone = tmp_path / "uploads" / "gone.png"
     bad, _ = store.submit("me", TINY | {"image": str(gone)}, good.summary)
     maker = PipelineMaker(str(tiny_model), "cpu", tmp_path, offline=True)
-    assert Worker(tmp_path, "0", maker, retention_s=10.0, stop=StopFlag()).run(until_idle=True) == 3
+    assert Worker(tmp_path, "0", maker, retention_s=10.0, stop=StopFlag()).run(until_idle=True) == 4
     first, second, third = (store.get(job.id) for job in (good, twin, bad))
     assert first is not None and second is not None and third is not None
     assert first.state == COMPLETED and first.record["resolved"]["seed"] == 3 and first.bytes > 0 and first.step == first.total == 2
+    between = store.get(other.id)
+    assert between is not None and between.record["output"]["size"] == "64x96"  # nothing of another size stays behind
     assert first.record["output"]["frames_sha256"] == second.record["output"]["frames_sha256"]
     assert third.state == FAILED and third.error_code == "invalid_value" and str(tmp_path) not in third.error
     kept = sorted(path.suffix for path in (tmp_path / "clips").glob(f"{good.id}*"))
