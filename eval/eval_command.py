@@ -15,6 +15,7 @@ _RENDERING = (
     "recipe",
     "vs",
     "cache_lambda",
+    "sparse_budget",
     "prompts",
     "workflow",
     "model",
@@ -32,6 +33,7 @@ def add_eval(commands: Any, environment: Environment) -> None:
     parser.add_argument("--recipe", metavar="A", help="the recipe under test (default: exact)")
     parser.add_argument("--vs", metavar="B", help="the reference (default: plain, diffusers untouched)")
     parser.add_argument("--cache-lambda", type=float, metavar="F", help="uncertified step cache in the arm under test (0 is off)")
+    parser.add_argument("--sparse-budget", type=float, metavar="F", help="sparse attention in the arm under test")
     parser.add_argument("--prompts", metavar="N|FILE", help="first N of the workflow's fixed set, or a job file (default: 8)")
     parser.add_argument("--workflow", metavar="NAME", help="t2va (default), fl2va or ref2va; with --prompts N")
     parser.add_argument("--model", "-m", metavar="NAME", help="pocket (default), random, a folder or a hub id")

@@ -19,7 +19,7 @@ from videogen.adapters import settle
 from videogen.config import Recipe, as_plain, read_environment, recipe_record
 from videogen.errors import EnvironmentFault, bad, say
 from videogen.media import Encoding
-from videogen.recipes import find_recipe, with_cache
+from videogen.recipes import find_recipe, with_cache, with_sparse
 from videogen.source import find_model, open_family
 
 
@@ -30,6 +30,7 @@ class Rendering:
     recipe: str = "exact"
     vs: str = "plain"
     cache_lambda: float = 0.0
+    sparse_budget: float | None = None
     prompts: str = "8"
     workflow: str | None = None
     model: str = "pocket"
@@ -41,8 +42,9 @@ class Rendering:
 
     @property
     def arms(self) -> tuple[Recipe, Recipe]:
-        """The recipe under test and the reference. Raises RequestError for a name that is none, or a wrong lambda."""
+        """The recipe under test and the reference. Raises RequestError for a name that is none, or a wrong number."""
         new, reference = with_cache(find_recipe(self.recipe), self.cache_lambda), find_recipe(self.vs)
+        new = new if self.sparse_budget is None else with_sparse(new, self.sparse_budget)
         if self.dtype:
             new, reference = replace(new, dtype=self.dtype), replace(reference, dtype=self.dtype)
         return new, reference

@@ -12,6 +12,7 @@ from PIL import Image
 from caches.certificate import Certificate
 from caches.policy import WARM_UP
 from lora.contract import Contract
+from videogen.attention.options import OFF, SparseAttention
 from videogen.errors import bad
 
 Media = str | Path | Image.Image
@@ -212,6 +213,7 @@ class Recipe:
     cache: StepCache = StepCache()
     adapters: Adapters = Adapters()
 
+    sparse: SparseAttention = OFF
     def __post_init__(self) -> None:
         _check_whole("recipe steps", self.steps, 1, MAX_STEPS)
         if self.dtype not in DTYPES:

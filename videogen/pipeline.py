@@ -100,9 +100,11 @@ class Pipeline:
         clock.enter("load")
         pipe = self.load(resolved.workflow)
         transforms = Transforms(self.savings, self._kept, resolved, dict(self._reasons))
-        raw = run(pipe, resolved, used_seed, clock, cache, transforms)
+        raw = run(pipe, resolved, used_seed, clock, cache, transforms, self.recipe.sparse)
         if raw.cache.warning:
             logger.warning("%s", raw.cache.warning)
+        if self.recipe.sparse.is_on and raw.attention["reason"]:
+            logger.warning("sparse attention: dense, %s", raw.attention["reason"])
         frames = to_uint8(raw.frames)
         record = self._record(resolved, used_seed, raw, clock.stages_s) | {"started": started, "finished": _now()}
         record["cache"] |= {"certificate": cache.certificates[0].promise if cache.certificates and cache.lam else None, "note": note}
@@ -113,10 +115,11 @@ class Pipeline:
 
     def stratum(self, resolved: Resolved) -> Fingerprint:
         """What a certificate must have been calibrated for to cover this request here."""
+        sparse = f"+{self.recipe.sparse}" if self.recipe.sparse.is_on else ""
         return fingerprint(
             resolved,
             weights=self.source.identity,
-            dtype=arithmetic(self.savings, self.dtype),
+            dtype=arithmetic(self.savings, self.dtype) + sparse,
             device=self.device.type,
         )
 
@@ -134,6 +137,7 @@ class Pipeline:
             "sigmas": raw.sigmas,
             "forwards": len(raw.sigmas["video"]) - 1,
             "cache": raw.cache.record(),
+            "attention": raw.attention,
             "stages_s": {name: round(seconds, 3) for name, seconds in stages_s.items()},
             "peak_memory_mb": peak_memory_mb(self.device),
             "software": software(),

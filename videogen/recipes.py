@@ -36,7 +36,7 @@ PLANNED: dict[str, str] = {
 }
 
 
-UNCERTIFIED, ADAPTED = "+cache", "+lora"
+UNCERTIFIED, SPARSE, ADAPTED = "+cache", "+sparse", "+lora"
 
 
 def with_cache(recipe: Recipe, lam: float) -> Recipe:
@@ -46,6 +46,14 @@ def with_cache(recipe: Recipe, lam: float) -> Recipe:
     """
     cache = StepCache(lam=lam)
     return replace(recipe, name=recipe.name + UNCERTIFIED, cache=cache) if lam else recipe
+
+
+def with_sparse(recipe: Recipe, budget: float) -> Recipe:
+    """The recipe with sparse attention at this budget, and a name that says so.
+
+    Raises RequestError for a budget that is no share above 0.
+    """
+    return replace(recipe, name=recipe.name + SPARSE, sparse=replace(recipe.sparse, budget=budget))
 
 
 def parse_adapter(text: str) -> AdapterUse:

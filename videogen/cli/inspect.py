@@ -51,6 +51,8 @@ def as_job(record: dict[str, Any]) -> dict[str, Any]:
     job |= adapter_job(record["recipe"].get("adapters", {}), job["recipe"])
     if record["cache"]["lambda"]:
         job["cache_lambda"] = record["cache"]["lambda"]
+    if record.get("attention", {}).get("budget") is not None:
+        job["sparse_budget"] = record["attention"]["budget"]
     for item in record.get("inputs", []):
         if item["role"] == "reference":
             job.setdefault("references", []).append(item["name"])

@@ -48,6 +48,12 @@ def add_request_options(parser: argparse.ArgumentParser, environment: Environmen
         metavar="F",
         help="uncertified step cache: reuse steps while the drift is at most F (0 is off); quality is not promised",
     )
+    how.add_argument(
+        "--sparse-budget",
+        type=float,
+        metavar="F",
+        help="sparse attention: the share of video key blocks computed exactly (above 0, up to 1); quality is not promised",
+    )
     how.add_argument("--certificate", metavar="FILE", help="step cache as far as this file of `videogen calibrate` allows")
     how.add_argument(
         "--cache-mismatch",
@@ -137,8 +143,9 @@ def _from_here(adapter: str) -> str:
 
 def _fill(job: RawJob, args: argparse.Namespace) -> None:
     """Lay the flags that were given over a job; length and size are each one choice in several spellings."""
-    singles = (("steps",), ("seed",), ("repeat",), ("cache_lambda",), ("lora",), ("lora_contract",), ("lora_fuse",))
-    groups: Sequence[tuple[str, ...]] = (("frames", "seconds"), ("size", "width", "height"), *singles)
+    singles = (("steps",), ("seed",), ("repeat",), ("cache_lambda",), ("sparse_budget",), ("lora",))
+    adapters = (("lora_contract",), ("lora_fuse",))
+    groups: Sequence[tuple[str, ...]] = (("frames", "seconds"), ("size", "width", "height"), *singles, *adapters)
     for group in groups:
         given = {key: getattr(args, key) for key in group if getattr(args, key) is not None}
         if given:

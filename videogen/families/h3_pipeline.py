@@ -3,6 +3,7 @@
 There is no second denoising loop here: diffusers' loop block runs, and its progress bar is replaced by one that reports.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from PIL import Image
 from caches.policy import Budget
 from caches.step_hook import Channel, step_cache
 from caches.trace import Trace
+from videogen.attention.install import dense_record, settle, sparse_attention
+from videogen.attention.options import OFF, SparseAttention
+from videogen.attention.order import reordered, snake_order
 from videogen.config import Savings, StepCache
 from videogen.families.base import Resolved
 from videogen.images import load_image, to_rgb
@@ -41,13 +45,17 @@ class H3Pipeline(MiniMaxH3ModularPipeline):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class RawClip:
-    """What the model made: frames (F, H, W, 3) float in [0, 1], audio (channels, samples) float, sigmas with the last 0."""
+    """What the model made: frames (F, H, W, 3), floats in [0, 1] or bytes, audio (channels, samples) float, sigmas with the last 0.
+
+    cache and attention say what the step cache and sparse attention did.
+    """
 
     frames: npt.NDArray[np.float32]
     audio: npt.NDArray[np.float32]
     sampling_rate: int
     sigmas: dict[str, list[float]]
     cache: Trace
+    attention: dict[str, Any]
 
 
 class _StepBar:
@@ -157,8 +165,32 @@ def _cached(pipe: Any, state: PipelineState, options: StepCache) -> AbstractCont
     return step_cache(transformer_of(pipe), "transformer_blocks", _channels(pipe, state, options), budget)
 
 
+@contextmanager
+def _attending(pipe: Any, state: PipelineState, options: SparseAttention) -> Iterator[dict[str, Any]]:
+    """Sparse attention around the denoising loop, the video rows in tile order first; yields its record, filled at the end."""
+    positions = state.get("position_ids")
+    told: dict[str, Any] = {}
+    _, patch_h, patch_w = pipe.patch_size
+    grid = (state.get("num_latent_frames"), state.get("latent_height") // patch_h, state.get("latent_width") // patch_w)
+    rows, transformer = positions.shape[0], transformer_of(pipe)
+    choice = settle(options, transformer, first=rows - math.prod(grid), rows=rows, grid=grid)
+    if choice.is_sparse:
+        positions, video = reordered(positions, state.get("video_indices"), snake_order(grid, choice.tile))
+        state.set("position_ids", positions)
+        state.set("video_indices", video)
+    with sparse_attention(transformer, options, choice, rows, len(state.get("timesteps"))) as request:
+        yield told
+        told |= request.record() if request else dense_record(options, choice)
+
+
 def run(
-    pipe: Any, resolved: Resolved, seed: int, clock: PhaseClock, cache: StepCache, transforms: Transforms | None = None
+    pipe: Any,
+    resolved: Resolved,
+    seed: int,
+    clock: PhaseClock,
+    cache: StepCache,
+    transforms: Transforms | None = None,
+    sparse: SparseAttention = OFF,
 ) -> RawClip:
     """Render one clip with a loaded pipeline of the request's workflow; without `transforms` nothing of it is changed.
 
@@ -177,8 +209,9 @@ def run(
             if name != LOOP:
                 transforms.call(name, block, pipe, state)
                 continue
-            with transforms.around_loop(pipe, block, transformer_of(pipe), state), _cached(pipe, state, cache) as trace:
+            around = transforms.around_loop(pipe, block, transformer_of(pipe), state)
+            with around, _attending(pipe, state, sparse) as attention, _cached(pipe, state, cache) as trace:
                 block(pipe, state)
     clock.close()
     frames, audio = np.asarray(state.get("videos"))[0], state.get("audio")[0].float().cpu().numpy()
-    return RawClip(frames, audio, int(state.get("sampling_rate")), sigmas_of(pipe), trace)
+    return RawClip(frames, audio, int(state.get("sampling_rate")), sigmas_of(pipe), trace, attention)

@@ -13,7 +13,7 @@ from videogen.identity import hash_settings
 from videogen.jobs.files import MEDIA_KEYS, RawJob
 from videogen.jobs.journal import Journal
 from videogen.jobs.names import distinct, render_name
-from videogen.recipes import find_recipe, parse_adapter, with_adapters, with_cache
+from videogen.recipes import find_recipe, parse_adapter, with_adapters, with_cache, with_sparse
 
 MAX_REPEAT = 10_000
 _SHOWN_ERRORS = 20
@@ -138,10 +138,12 @@ def _adapter(place: str, value: Any, folder: Path) -> AdapterUse:
 
 
 def _with_options(recipe: Recipe, raw: RawJob) -> Recipe:
-    """The recipe with the job's own step cache and adapters."""
+    """The recipe with the job's own step cache, sparse attention and adapters."""
     place, given = raw.place, raw.values
     if "cache_lambda" in given:
         recipe = with_cache(recipe, _number(place, "cache_lambda", given["cache_lambda"], "a number"))
+    if "sparse_budget" in given:
+        recipe = with_sparse(recipe, _number(place, "sparse_budget", given["sparse_budget"], "a number"))
     uses = [_adapter(place, value, raw.folder) for value in _listed(given.get("lora", []))]
     words = given.get("lora_contract", [])
     words = [f"{name}={value}" for name, value in words.items()] if isinstance(words, Mapping) else [str(w) for w in _listed(words)]
