@@ -61,6 +61,7 @@ class Certificate:
     clips_sha256: str
     method: str = "learn-then-test"
     warm_up: float = 0.08
+    drift_order: int = 1
 
     def __post_init__(self) -> None:
         for name in ("alpha", "delta"):

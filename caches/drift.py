@@ -1,4 +1,4 @@
-"""Drift on the device: how far a probe moved since the last computed step, per channel of rows; decides nothing."""
+"""Drift on the device: how far a probe is from what was expected of it, per channel of rows; decides nothing."""
 
 from collections.abc import Callable, Mapping
 

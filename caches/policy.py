@@ -25,9 +25,9 @@ class Action(StrEnum):
 class Budget:
     """How much drift may be reused over.
 
-    lam: the largest relative drift since the last computed step, in any channel; 0 is off. max_streak: reuses in a
-    row. first and last: computed steps at either end of the schedule. warm_up: the share of the schedule computed at its
-    beginning, where little changes from step to step and an error changes the whole composition.
+    lam: the largest relative drift of the probe, in any channel; 0 is off. max_streak: reuses in a row. first and last:
+    computed steps at either end of the schedule. warm_up: the share of the schedule that is computed at its beginning,
+    where an error changes the whole composition.
     """
 
     lam: float = 0.0
@@ -99,8 +99,8 @@ def must_compute(budget: Budget, history: History, step: Step) -> str:
 def decide(budget: Budget, history: History, step: Step, drift: Mapping[str, float]) -> Decision:
     """Compute or reuse.
 
-    `drift` holds per channel (`video`, `audio`) the relative change of the probe since the last computed step. A
-    channel that is not finite, negative or missing altogether means compute.
+    `drift` holds per channel (`video`, `audio`) how far the probe is from what the computed steps foretell, relative to
+    that. A channel that is not finite, negative or missing altogether means compute.
     """
     forced = must_compute(budget, history, step)
     if forced:

@@ -1,13 +1,15 @@
 """Puts the step cache into a transformer's block stack for one request, and takes it out again without a trace.
 
-The first block always runs and is the probe. On a reused step the rest of the stack is replaced by its cached residual,
-extrapolated over sigma (order 1) or copied (order 0), on the generated rows only: no other row reaches an output.
+The first block always runs and is the probe: how far its residual is from what its own past foretells is the drift. On a reused
+step the rest of the stack is replaced by its cached residual, extrapolated over sigma, on the generated rows only: no other row
+reaches an output.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -23,16 +25,21 @@ Rule = Callable[[Budget, History, Step, Mapping[str, float]], Decision]
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """Rows of one modality: their positions in the packed sequence, sigmas with the last 0, extrapolation order 0 or 1."""
+    """Rows of one modality: their positions in the packed sequence, and their sigmas with the last 0.
+
+    order is that of the polynomial over sigma through the last computed steps that replaces the rest of the stack (0 copies);
+    drift_order that of the one the probe is held against (0: the last computed step).
+    """
 
     rows: torch.Tensor
     sigmas: Sequence[float]
-    order: int = 1
+    order: int = 2
+    drift_order: int = 1
 
 
 @dataclass(slots=True)
 class _Point:
-    """The rest of the stack's residual at one computed step."""
+    """A residual at one computed step: of the first block, or of the rest of the stack."""
 
     sigma: float
     residual: torch.Tensor
@@ -48,7 +55,7 @@ class State:
     rule: Rule = decide
     index: int = 0
     history: History = field(default_factory=History)
-    probe: dict[str, torch.Tensor] = field(default_factory=dict)
+    probe: dict[str, list[_Point]] = field(default_factory=dict)
     points: dict[str, list[_Point]] = field(default_factory=dict)
     decision: Decision | None = None
     trace: Trace = field(init=False)
@@ -64,42 +71,48 @@ class State:
     @property
     def num_bytes(self) -> int:
         """What the cache holds now."""
-        kept = [*self.probe.values(), *(point.residual for points in self.points.values() for point in points)]
-        return sum(tensor.nbytes for tensor in kept)
+        kept = [*self.probe.values(), *self.points.values()]
+        return sum(point.residual.nbytes for points in kept for point in points)
 
     def look(self, before: torch.Tensor, after: torch.Tensor) -> None:
         """Score the first block's residual and decide this step."""
         now, drift = self.score(before, after)
         self.decision = self.rule(self.budget, self.history, Step(self.index, self.trace.total), drift)
+        if not all(map(math.isfinite, drift.values())):  # what came before must not be extrapolated from
+            self.probe.clear()
+            self.points.clear()
         if self.decision.action is Action.COMPUTE:
-            self.probe = now
-        if self.decision.reason == "unknown":
-            self.points.clear()  # what came before must not be extrapolated from
+            for name, residual in now.items():
+                self._remember(self.probe, name, residual, self.channels[name].drift_order)
+
+    def _remember(self, kept: dict[str, list[_Point]], name: str, residual: torch.Tensor, order: int) -> None:
+        """Keep as many points as a polynomial of this order takes."""
+        point = _Point(self.channels[name].sigmas[self.index], residual)
+        kept[name] = [*kept.get(name, []), point][-order - 1 :]
 
     def score(self, before: torch.Tensor, after: torch.Tensor) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-        """The first block's residual on the generated rows, and its drift since the last computed step.
+        """The first block's residual on the generated rows, and its drift from what the computed steps foretell.
 
         Asked of every rank whenever a reference exists, so that no rank waits for another.
         """
         now = {name: (after - before).index_select(1, channel.rows) for name, channel in self.channels.items()}
         if not self.probe:
             return now, {}
-        if any(self.probe[name].shape != tensor.shape for name, tensor in now.items()):
+        if any(self.probe[name][-1].residual.shape != tensor.shape for name, tensor in now.items()):
             return now, dict.fromkeys(now, math.nan)
-        return now, relative_change(now, self.probe, self.agree)
+        foretold = {name: extrapolate(points, self.channels[name].sigmas[self.index]) for name, points in self.probe.items()}
+        return now, relative_change(now, foretold, self.agree)
 
     def keep(self, before: torch.Tensor, after: torch.Tensor) -> None:
-        """Store the rest of the stack's residual; two points are enough for order 1."""
+        """Store the rest of the stack's residual."""
         for name, channel in self.channels.items():
-            residual = (after - before).index_select(1, channel.rows)
-            point = _Point(channel.sigmas[self.index], residual)
-            self.points[name] = [*self.points.get(name, [])[-1:], point]
+            self._remember(self.points, name, (after - before).index_select(1, channel.rows), channel.order)
 
     def predict(self, hidden: torch.Tensor) -> torch.Tensor:
         """The stack's output from its cached residuals: (B, S, D), rows outside the channels as they came."""
         out = hidden
         for name, channel in self.channels.items():
-            residual = extrapolate(self.points[name], channel.sigmas[self.index], channel.order)
+            residual = extrapolate(self.points[name], channel.sigmas[self.index])
             out = out.index_add(1, channel.rows, residual.to(out.dtype))
         return out
 
@@ -111,13 +124,17 @@ class State:
         self.index, self.decision = self.index + 1, None
 
 
-def extrapolate(points: Sequence[_Point], sigma: float, order: int) -> torch.Tensor:
-    """A line through the last two residuals over sigma, or the last one where there is no other."""
+def extrapolate(points: Sequence[_Point], sigma: float) -> torch.Tensor:
+    """The polynomial over sigma through the points (Lagrange), read at `sigma`, in float32; a single point is copied."""
     last = points[-1]
-    if order == 0 or len(points) < 2 or points[-2].sigma == last.sigma:
+    if len(points) == 1:
         return last.residual
-    weight = (sigma - last.sigma) / (last.sigma - points[-2].sigma)
-    return torch.lerp(last.residual, points[-2].residual, -weight)
+    out = torch.zeros_like(last.residual, dtype=torch.float32)
+    for point in points:
+        others = [other.sigma for other in points if other is not point]
+        weight = math.prod((sigma - other) / (point.sigma - other) for other in others)
+        out.add_(point.residual, alpha=weight)
+    return out
 
 
 class _First(nn.Module):
@@ -168,6 +185,9 @@ def _check(owner: nn.Module, stack: str, channels: Mapping[str, Channel]) -> nn.
     lengths = {len(channel.sigmas) for channel in channels.values()}
     if len(lengths) != 1:
         raise ValueError(f"step cache: got schedules of {sorted(lengths)} points, expected one length; pass the sigmas really used")
+    for name, channel in channels.items():
+        if any(later >= earlier for earlier, later in pairwise(channel.sigmas)):
+            raise ValueError(f"step cache: got {name} sigmas that do not fall, expected a falling schedule; pass the sigmas really used")
     return blocks
 
 

@@ -25,22 +25,22 @@ from videogen.pipeline import open_pipeline
 logger = logging.getLogger(__name__)
 
 SCHEMA = "videogen.cache-fit/1"
-LAMBDAS = "0.02,0.03,0.04,0.06,0.08,0.12,0.17,0.24,0.34"
+LAMBDAS = "0.005,0.01,0.015,0.02,0.03,0.04,0.06,0.08,0.12"
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 
 
 def settings(lambdas: str, orders: str, streaks: str, warm_ups: str) -> list[StepCache]:
-    """Every combination; orders are two digits, video then audio."""
+    """Every combination; orders are three digits: of video, of audio, of drift."""
     every = product(warm_ups.split(","), streaks.split(","), orders.split(","), lambdas.split(","))
     return [
-        StepCache(lam=float(lam), max_streak=int(streak), video_order=int(order[0]), audio_order=int(order[1]), warm_up=float(warm_up))
-        for warm_up, streak, order, lam in every
+        StepCache(float(lam), int(streak), *(int(digit) for digit in digits), warm_up=float(warm_up))
+        for warm_up, streak, digits, lam in every
     ]
 
 
 def name_of(options: StepCache) -> str:
     """A setting without its lambda, as a file's name."""
-    return f"warm-up-{options.warm_up:g}-streak-{options.max_streak}-orders-{options.video_order}{options.audio_order}"
+    return f"warm-up-{options.warm_up:g}-streak-{options.max_streak}-orders-{options.video_order}{options.audio_order}{options.drift_order}"
 
 
 def journal(folder: Path, options: StepCache) -> Path:
@@ -58,6 +58,7 @@ def row_of(options: StepCache, losses: Losses, cases: Sequence[Case]) -> dict[st
         "max_streak": options.max_streak,
         "video_order": options.video_order,
         "audio_order": options.audio_order,
+        "drift_order": options.drift_order,
         "clips": len(rows),
         "loss": float(np.mean([loss(row["parts"], Tolerances()) for row in rows])),
         "computed": 1 - float(np.mean([row["reused"] for row in rows])),
@@ -79,9 +80,9 @@ def main() -> None:
     parser.add_argument("--frames", type=int)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--lambdas", default=LAMBDAS)
-    parser.add_argument("--orders", default="11,10,00", help="of video and audio")
+    parser.add_argument("--orders", default="221,111,110,000", help="of video, audio and drift")
     parser.add_argument("--streaks", default="3", help="most reused in a row")
-    parser.add_argument("--warm-ups", default="0,0.08,0.12", help="share of the steps computed first")
+    parser.add_argument("--warm-ups", default="0.08", help="share of the steps computed first")
     parser.add_argument("--dtype", choices=DTYPES, default="auto")
     parser.add_argument("--device", choices=DEVICES, default="auto")
     parser.add_argument("--shard", metavar="I/N", help="measure this share into the journals and stop")

@@ -161,7 +161,7 @@ def measure(forward: Forward, computed: int, device: torch.device) -> dict[str, 
         for index, action in enumerate(actions):
             took[action].append(timed(lambda k=index: forward(k), device))  # type: ignore[misc]
     cached_peak = peak_bytes(device)
-    probe = next(iter(state.probe.values()))
+    probe = state.probe["video"][-1].residual
     hidden = torch.randn(1, sum(forward.rows.values()), probe.shape[-1], device=device, dtype=probe.dtype)
     parts = measure_parts(state, hidden, device)
     step = median(uncached)

@@ -22,7 +22,7 @@ from videogen.recipes import find_recipe
 
 logger = logging.getLogger(__name__)
 
-LAMBDAS = "0.03,0.05,0.08,0.12,0.17,0.24"
+LAMBDAS = "0.005,0.01,0.015,0.02,0.03,0.04,0.06"
 
 
 def add_calibrate(commands: Any, environment: Environment) -> None:
@@ -45,8 +45,9 @@ def add_calibrate(commands: Any, environment: Environment) -> None:
     )
     parser.add_argument("--recipe", default="exact", metavar="NAME", help="what the cache is laid over (default: %(default)s)")
     parser.add_argument("--shard", metavar="I/N", help="batched: measure this share into the journal and stop")
-    parser.add_argument("--video-order", type=int, default=1, metavar="0|1", help="1 extrapolates what is reused, 0 copies it")
-    parser.add_argument("--audio-order", type=int, default=1, metavar="0|1", help="1 extrapolates what is reused, 0 copies it")
+    for name, what in (("video", "predicts reused video"), ("audio", "predicts reused audio"), ("drift", "foretells the probe")):
+        told = f"of the polynomial that {what} (default: %(default)s)"
+        parser.add_argument(f"--{name}-order", type=int, default=getattr(cache, f"{name}_order"), metavar="0|1|2", help=told)
     parser.add_argument("--max-streak", type=int, default=cache.max_streak, metavar="N", help="most reused in a row (default: %(default)s)")
     parser.add_argument("--warm-up", type=float, default=cache.warm_up, metavar="F", help="share computed first (default: %(default)s)")
     parser.add_argument("--lambdas", default=LAMBDAS, metavar="F,F,...", help="walked in this order, default: %(default)s")
@@ -67,7 +68,8 @@ def _goal(args: argparse.Namespace) -> Goal:
         ) from None
     if args.clips < fewest:
         raise bad("--clips", args.clips, f"at least {fewest} for alpha {args.alpha:g} at delta {args.delta:g}", "measure more clips")
-    options = StepCache(max_streak=args.max_streak, video_order=args.video_order, audio_order=args.audio_order, warm_up=args.warm_up)
+    orders = {f"{name}_order": getattr(args, f"{name}_order") for name in ("video", "audio", "drift")}
+    options = StepCache(max_streak=args.max_streak, warm_up=args.warm_up, **orders)
     parallel = Batch().parallel if args.engine == "batched" else "1"
     tolerances = Tolerances(args.video, args.motion, args.spectrum, args.level)
     return Goal(lambdas, args.alpha, args.delta, tolerances, options, parallel)

@@ -112,6 +112,7 @@ def certify(pipeline: Pipeline, cases: Sequence[Case], goal: Goal, verdict: Verd
         video_order=options.video_order,
         audio_order=options.audio_order,
         warm_up=options.warm_up,
+        drift_order=options.drift_order,
         alpha=goal.alpha,
         delta=goal.delta,
         tolerances=asdict(goal.tolerances),

@@ -19,8 +19,8 @@ def is_installed() -> bool:
     return find_spec("cache_dit") is not None
 
 
-def cache_dit(forecast: bool) -> Callable[[Group, float], AbstractContextManager[object]]:
-    """DBCache at residual threshold `strength`, copying or with its TaylorSeer forecast of order 1."""
+def cache_dit(order: int) -> Callable[[Group, float], AbstractContextManager[object]]:
+    """DBCache at residual threshold `strength`, copying (order 0) or with its TaylorSeer forecast of that order."""
 
     @contextmanager
     def scope(group: Group, strength: float) -> Iterator[None]:
@@ -37,7 +37,7 @@ def cache_dit(forecast: bool) -> Callable[[Group, float], AbstractContextManager
             max_continuous_cached_steps=_STREAK,
             num_inference_steps=len(group.state.get("timesteps")),
         )
-        calibrator = library.TaylorSeerCalibratorConfig(taylorseer_order=1) if forecast else None
+        calibrator = library.TaylorSeerCalibratorConfig(taylorseer_order=order) if order else None
         library.enable_cache(adapter, cache_config=config, calibrator_config=calibrator)
         try:
             yield

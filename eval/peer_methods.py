@@ -6,7 +6,7 @@ Diffusers 0.42.1 registers no H3 block and enters no cache context in H3's loop;
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,13 +15,14 @@ from diffusers import FirstBlockCacheConfig, MagCacheConfig, SeaCacheConfig, Tay
 from diffusers.hooks._helpers import TransformerBlockMetadata, TransformerBlockRegistry
 from diffusers.models.transformers.transformer_minimax_h3 import MiniMaxH3TransformerBlock
 
-from caches.policy import WARM_UP, Budget
+from caches.policy import Budget
 from caches.step_hook import step_cache
 from eval import peer_cache_dit
 from eval.batched_loop import Group, denoise
 from videogen.config import StepCache
 from videogen.pocket.packed import unpatchify
 
+DEFAULTS = StepCache()
 Scope = Callable[[Group, float], AbstractContextManager[object]]
 
 
@@ -41,12 +42,12 @@ def diffusers_cache(group: Group, config: Any) -> Iterator[None]:
             transformer.disable_cache()
 
 
-def ours(order: int = 1, warm_up: float = WARM_UP) -> Scope:
-    """Our cache at lambda `strength`."""
+def ours(options: StepCache = DEFAULTS) -> Scope:
+    """Our cache at lambda `strength`, by default as it ships."""
+    budget = Budget(max_streak=options.max_streak, warm_up=options.warm_up)
 
     def scope(group: Group, strength: float) -> AbstractContextManager[object]:
-        channels = group.channels(StepCache(video_order=order, audio_order=order))
-        return step_cache(group.transformer, "transformer_blocks", channels, Budget(lam=strength, warm_up=warm_up))
+        return step_cache(group.transformer, "transformer_blocks", group.channels(options), replace(budget, lam=strength))
 
     return scope
 
@@ -56,16 +57,21 @@ def first_block(group: Group, strength: float) -> AbstractContextManager[object]
     return diffusers_cache(group, FirstBlockCacheConfig(threshold=strength))
 
 
-def taylor(group: Group, strength: float) -> AbstractContextManager[object]:
+def taylor(order: int) -> Scope:
     """Diffusers' TaylorSeer every `strength` steps, blocks skipped and both heads forecast (its lite mode forgets the audio head)."""
-    config = TaylorSeerCacheConfig(
-        cache_interval=int(strength),
-        disable_cache_before_step=2,
-        taylor_factors_dtype=torch.float32,
-        skip_predict_identifiers=[r"^transformer_blocks\.[0-9]+$"],
-        cache_identifiers=[r"^proj_out$", r"^audio_proj_out$"],
-    )
-    return diffusers_cache(group, config)
+
+    def scope(group: Group, strength: float) -> AbstractContextManager[object]:
+        config = TaylorSeerCacheConfig(
+            cache_interval=int(strength),
+            disable_cache_before_step=order + 1,
+            max_order=order,
+            taylor_factors_dtype=torch.float32,
+            skip_predict_identifiers=[r"^transformer_blocks\.[0-9]+$"],
+            cache_identifiers=[r"^proj_out$", r"^audio_proj_out$"],
+        )
+        return diffusers_cache(group, config)
+
+    return scope
 
 
 def sea(group: Group, strength: float) -> AbstractContextManager[object]:
@@ -128,15 +134,17 @@ def methods(calibration: Callable[[], Group]) -> dict[str, tuple[Scope, tuple[fl
     """Every method with the strengths that span its curve, mild first."""
     drifts = (0.03, 0.05, 0.08, 0.12, 0.17, 0.24, 0.34)
     table: dict[str, tuple[Scope, tuple[float, ...]]] = {
-        "videogen": (ours(), drifts),
-        "videogen, copying": (ours(order=0), drifts),
-        "videogen, no warm-up": (ours(warm_up=0.0), drifts),
+        "videogen": (ours(), (0.004, 0.008, 0.012, 0.02, 0.03, 0.045, 0.07)),
+        "videogen, lines": (ours(StepCache(video_order=1, audio_order=1, drift_order=0)), drifts),
+        "videogen, copying": (ours(StepCache(video_order=0, audio_order=0, drift_order=0)), drifts),
         "FirstBlockCache": (first_block, drifts),
         "MagCache": (MagCache(calibration), (0.02, 0.04, 0.06, 0.12, 0.24, 0.5)),
-        "TaylorSeer": (taylor, (2, 3, 4, 5, 6, 8)),
+        "TaylorSeer": (taylor(1), (2, 3, 4, 5, 6, 8)),
+        "TaylorSeer, order 2": (taylor(2), (2, 3, 4, 5, 6, 8)),
         "SeaCache": (sea, (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)),
     }
     if peer_cache_dit.is_installed():
-        table["cache-dit DBCache"] = (peer_cache_dit.cache_dit(forecast=False), drifts)
-        table["cache-dit DBCache + TaylorSeer"] = (peer_cache_dit.cache_dit(forecast=True), drifts)
+        table["cache-dit DBCache"] = (peer_cache_dit.cache_dit(order=0), drifts)
+        table["cache-dit DBCache + TaylorSeer"] = (peer_cache_dit.cache_dit(order=1), drifts)
+        table["cache-dit DBCache + TaylorSeer, order 2"] = (peer_cache_dit.cache_dit(order=2), drifts)
     return table

@@ -63,6 +63,7 @@ def covered_by(certificate: Certificate, options: StepCache) -> StepCache:
         video_order=certificate.video_order,
         audio_order=certificate.audio_order,
         warm_up=certificate.warm_up,
+        drift_order=certificate.drift_order,
         certificates=(certificate,),
     )
 

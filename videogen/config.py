@@ -92,16 +92,18 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class StepCache:
-    """The step cache of a recipe. lam is the largest drift reused over, 0 is off; orders are 0 (copy) or 1 (extrapolate);
-    warm_up is the share of the steps that is computed first in any case.
+    """The step cache of a recipe. lam is the largest drift reused over, 0 is off; video_order and audio_order are those
+    of the polynomial that replaces a reused step (0 copies), drift_order that of the one drift is measured from; warm_up is the
+    share of the steps that is computed first in any case.
 
     A certificate sets all of them for the requests of its stratum; for requests of none's `on_mismatch` is `refuse` or `compute`.
     """
 
     lam: float = 0.0
     max_streak: int = 3
-    video_order: int = 1
-    audio_order: int = 1
+    video_order: int = 2
+    audio_order: int = 2
+    drift_order: int = 1
     warm_up: float = WARM_UP
     certificates: tuple[Certificate, ...] = ()
     on_mismatch: str = "refuse"
@@ -114,8 +116,8 @@ class StepCache:
         _check_whole("cache max_streak", self.max_streak, 1, MAX_STEPS)
         if not 0 <= self.warm_up <= 1:
             raise bad("cache warm_up", self.warm_up, "a share of the steps from 0 to 1", "change it")
-        _check_whole("cache video_order", self.video_order, 0, 1)
-        _check_whole("cache audio_order", self.audio_order, 0, 1)
+        for name in ("video_order", "audio_order", "drift_order"):
+            _check_whole(f"cache {name}", getattr(self, name), 0, 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,10 +46,10 @@ def make_toy(slope: float = 0.3) -> Toy:
     return Toy(Block(0.001, 1.0), Block(slope, 0.5), Block(slope, 0.25))
 
 
-def channels(order: int = 1, sigmas: Sequence[float] = SIGMAS) -> dict[str, Channel]:
+def channels(order: int = 1, sigmas: Sequence[float] = SIGMAS, drift_order: int = 1) -> dict[str, Channel]:
     return {
-        "video": Channel(torch.tensor([4, 5, 6]), sigmas, order),
-        "audio": Channel(torch.tensor([2, 3]), sigmas, order),
+        "video": Channel(torch.tensor([4, 5, 6]), sigmas, order, drift_order),
+        "audio": Channel(torch.tensor([2, 3]), sigmas, order, drift_order),
     }
 
 
@@ -79,6 +79,38 @@ def test_a_residual_linear_in_sigma_is_predicted_exactly_by_order_1() -> None:
     assert record["reused"] == 7 and toy.blocks[0].calls == STEPS and toy.blocks[1].calls == STEPS - 7  # type: ignore[union-attr]
     for a, b in zip(outputs, plain()):
         assert torch.allclose(a[:, 2:], b[:, 2:], atol=1e-5)
+
+
+class Curve(Block):
+    """Adds a parabola over sigma."""
+
+    def forward(self, hidden_states: torch.Tensor, sigma: float) -> torch.Tensor:
+        return super().forward(hidden_states, sigma) + 2 * self.slope * sigma**2
+
+
+def test_a_parabola_is_predicted_exactly_by_order_2_and_not_by_order_1() -> None:
+    wrong = {}
+    inputs = torch.randn(STEPS, 1, ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
+    for order in (1, 2):
+        toy, reference = (Toy(Block(0.001, 1.0), Curve(0.3, 0.5)) for _ in range(2))
+        with step_cache(toy, "blocks", channels(order), Budget(lam=10.0, first=3)) as trace:
+            wrong[order] = max(
+                float((toy(inputs[k], SIGMAS[k]) - reference(inputs[k], SIGMAS[k]))[:, 2:].abs().max()) for k in range(STEPS)
+            )
+        assert trace.reused == 6
+    assert wrong[2] < 1e-3 < 1e-2 < wrong[1]
+
+
+@pytest.mark.parametrize("drift_order", [0, 1, 2])
+def test_drift_is_measured_from_what_the_probe_was_expected_to_be(drift_order: int) -> None:
+    toy = Toy(Curve(0.2, 1.0), Block(0.1, 0.0))
+    with step_cache(toy, "blocks", channels(drift_order=drift_order), Budget(lam=1e-9, first=3)) as trace:
+        for k in range(STEPS):
+            toy(torch.zeros(1, ROWS, WIDTH), SIGMAS[k])
+    probe = [0.2 * s + 0.4 * s**2 + 1.0 for s in SIGMAS]
+    x, y = SIGMAS[5 - drift_order : 6], probe[5 - drift_order : 6]
+    expected = sum(y[i] * math.prod((SIGMAS[6] - x[j]) / (x[i] - x[j]) for j in range(len(x)) if j != i) for i in range(len(x)))
+    assert trace.decisions[6].drift["video"] == pytest.approx(abs(probe[6] - expected) / expected, rel=1e-3, abs=1e-5)
 
 
 def test_order_0_copies_the_residual_and_adds_it_once() -> None:
@@ -133,6 +165,14 @@ def test_a_change_of_shape_means_compute() -> None:
     assert trace.decisions[3].reason == "unknown"
 
 
+def test_a_change_of_shape_at_a_step_computed_anyway_forgets_the_past() -> None:
+    toy = make_toy()
+    with step_cache(toy, "blocks", channels(), Budget(lam=10.0, max_streak=1)) as trace:
+        for k in range(STEPS):
+            toy(torch.ones(1 if k < 3 else 2, ROWS, WIDTH), SIGMAS[k])
+    assert [trace.decisions[k].reason for k in (2, 3, 4)] == ["within budget", "streak", "within budget"]
+
+
 def test_ranks_agree_through_sums_that_travel_at_every_step() -> None:
     calls: list[int] = []
 
@@ -163,6 +203,11 @@ def test_what_cannot_be_cached_is_refused() -> None:
         pass
     uneven = channels() | {"audio": Channel(torch.tensor([2]), SIGMAS[:-1])}
     with pytest.raises(ValueError, match="one length"), step_cache(toy, "blocks", uneven, Budget(lam=1.0)):
+        pass
+    with (
+        pytest.raises(ValueError, match="falling schedule"),
+        step_cache(toy, "blocks", channels(sigmas=[1.0, 0.5, 0.5, 0.0]), Budget(lam=1.0)),
+    ):
         pass
     with (
         step_cache(toy, "blocks", channels(), Budget(lam=1.0)),

@@ -48,7 +48,7 @@ def decisions(rates: torch.Tensor, agree: bool) -> list[str]:
         return sums
 
     rows = {"video": torch.arange(1, len(rates)), "audio": torch.arange(1)}
-    channels = {name: Channel(index, SIGMAS) for name, index in rows.items()}
+    channels = {name: Channel(index, SIGMAS, drift_order=0) for name, index in rows.items()}
     more = {"agree": summed} if agree else {}
     stack = _Stack(rates)
     with step_cache(stack, "blocks", channels, Budget(lam=LAMBDA), **more) as trace:

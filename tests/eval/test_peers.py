@@ -17,7 +17,7 @@ from videogen.config import Request
 from videogen.pipeline import Pipeline
 
 STEPS = 8
-NAMES = ["videogen", "videogen, copying", "videogen, no warm-up", "FirstBlockCache", "MagCache", "TaylorSeer", "SeaCache"]
+NAMES = ["videogen", "videogen, lines", "videogen, copying", "FirstBlockCache", "MagCache", "TaylorSeer", "TaylorSeer, order 2", "SeaCache"]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_a_peer_skips_work_repeats_itself_and_leaves_no_trace(name: str, make: C
     group = make()
     before = denoise(group)
     scope, _ = methods(make)[name]
-    strength = 3.0 if name == "TaylorSeer" else 50.0
+    strength = 3.0 if "Taylor" in name else 50.0
     results, counts = [], []
     for _ in range(2):
         cache = scope(group, strength)

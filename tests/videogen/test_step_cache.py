@@ -106,7 +106,9 @@ def test_the_record_tells_every_step(pipeline: Pipeline, picture: Path) -> None:
     assert record["cache"]["certificate"] is None
 
 
-@pytest.mark.parametrize("options", [{"lam": -1.0}, {"lam": float("nan")}, {"lam": 0.1, "max_streak": 0}, {"video_order": 2}])
+@pytest.mark.parametrize(
+    "options", [{"lam": -1.0}, {"lam": float("nan")}, {"lam": 0.1, "max_streak": 0}, {"video_order": 3}, {"warm_up": 2.0}]
+)
 def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match=r"cache .*: got .*, expected .*; "):
         StepCache(**options)

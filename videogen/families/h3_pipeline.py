@@ -151,7 +151,7 @@ def _channels(pipe: Any, state: PipelineState, options: StepCache) -> dict[str, 
     sigmas, orders = sigmas_of(pipe), {"video": options.video_order, "audio": options.audio_order}
     device = pipe._execution_device
     rows = {name: state.get(f"{name}_indices")[state.get(f"num_condition_{name}_rows") or 0 :].to(device) for name in orders}
-    return {name: Channel(rows[name], sigmas[name], order) for name, order in orders.items()}
+    return {name: Channel(rows[name], sigmas[name], order, options.drift_order) for name, order in orders.items()}
 
 
 def transformer_of(pipe: Any) -> Any:
