@@ -6,6 +6,7 @@ import io
 import pickle
 import socket
 import struct
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -116,12 +117,23 @@ def test_uploads_that_are_bombs_or_something_else(address: str, tmp_path: Path) 
 def test_nothing_of_a_polyglot_but_its_pixels_is_stored(tmp_path: Path) -> None:
     info, buffer = PngImagePlugin.PngInfo(), io.BytesIO()
     info.add_text("comment", "<script>alert('text')</script>")
-    Image.new("RGB", (8, 8), (1, 2, 3)).save(buffer, "PNG", pnginfo=info)
+    Image.new("RGB", (8, 8), (1, 2, 3)).save(buffer, "PNG", pnginfo=info, icc_profile=b"<script>alert('icc')</script>")
     data = buffer.getvalue() + b"<script>alert('tail')</script>PK\x03\x04" + pickle.dumps(print)
     stored = store_picture(data, tmp_path, field="image", max_pixels=100).read_bytes()
     assert b"script" not in stored and b"PK\x03" not in stored and b"print" not in stored
     with Image.open(io.BytesIO(stored)) as image:
         assert image.getpixel((0, 0)) == (1, 2, 3) and not image.info
+    with pytest.raises(RequestError, match=r"image: got '8x8', expected at most 63 pixels"):
+        store_picture(data, tmp_path, field="image", max_pixels=63)
+
+
+def test_a_link_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    links, now = Links(), time.time()
+    job, _, rest = links.url("video_1", "video").removeprefix("/v1/videos/").partition("/content?variant=video&until=")
+    until, _, sign = rest.partition("&sign=")
+    assert links.is_good(job, "video", until, sign) and not links.is_good("video_2", "video", until, sign)
+    monkeypatch.setattr(auth.time, "time", lambda: now + auth.LINK_S + 3600)
+    assert not links.is_good(job, "video", until, sign)
 
 
 @pytest.mark.parametrize("value", ["http://127.0.0.1:1/x", "file:///etc/passwd", "/etc/passwd", {"image_url": "http://10.0.0.1"}, ["x"]])
