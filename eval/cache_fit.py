@@ -32,10 +32,11 @@ QUANTILES = (0.5, 0.9, 0.95, 0.99)
 def settings(lambdas: str, orders: str, streaks: str, warm_ups: str) -> list[StepCache]:
     """Every combination; orders are three digits: of video, of audio, of drift."""
     every = product(warm_ups.split(","), streaks.split(","), orders.split(","), lambdas.split(","))
-    return [
-        StepCache(float(lam), int(streak), *(int(digit) for digit in digits), warm_up=float(warm_up))
-        for warm_up, streak, digits, lam in every
-    ]
+    found = []
+    for warm_up, streak, digits, lam in every:
+        video, audio, drift = (int(digit) for digit in digits)
+        found.append(StepCache(float(lam), int(streak), video, audio, drift, float(warm_up)))
+    return found
 
 
 def name_of(options: StepCache) -> str:

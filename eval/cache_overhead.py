@@ -137,8 +137,8 @@ def measure_parts(state: State, hidden: torch.Tensor, device: torch.device) -> d
     after = hidden * 1.01
     parts = {
         "score": lambda: state.score(hidden, after),
-        "keep": lambda: state.keep(hidden, after),
         "predict": lambda: state.predict(hidden),
+        "keep": lambda: state.keep(hidden, after),  # last: it puts several residuals at one sigma
     }
     found = {}
     state.index = len(state.trace.decisions) - 1  # a step that exists
