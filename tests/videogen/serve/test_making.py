@@ -68,7 +68,7 @@ def test_a_stopping_worker_gives_its_job_back_and_a_cancelled_job_ends(tmp_path:
     assert given is not None and (given.state, given.worker, given.attempt) == (RUNNING, "", 0)
     Worker(tmp_path, "1", Stopping(lambda each: store.cancel(each.id)), retention_s=10.0, stop=StopFlag()).run(until_idle=True)
     ended = store.get(job.id)
-    assert ended is not None and (ended.state, ended.error_code) == (CANCELLED, "cancelled")
+    assert ended is not None and (ended.state, ended.error) == (CANCELLED, "stopped between steps, as asked")
     assert Claims(store.database, "2", retention_s=1.0).claim() is None
 
 
@@ -115,3 +115,17 @@ def test_a_lens_unpacks_rows_as_the_decoder_does() -> None:
     lens = Lens(ColourMap(torch.eye(3), torch.zeros(3), 1.0), Path("x"), 1, (t, h // 2, w // 2), (1, 2, 2), [1.0])
     assert torch.equal(lens._unpacked(rows), latents.permute(1, 2, 3, 0))
     assert torch.equal(lens.colour_map.colours(torch.tensor([[0.5, 2.0, -1.0]])), torch.tensor([[0.5, 1.0, 0.0]]))
+
+
+def test_a_lens_shows_the_estimate_of_the_clean_latents(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(Lens, "_write", lambda _self, pictures: seen.append(pictures))
+    monkeypatch.setattr(preview, "MAX_SHARE", 1e9)
+    lens = Lens(ColourMap(torch.eye(3), torch.zeros(3), 1.0), Path("x"), 2, (1, 1, 1), (1, 1, 1), [0.9, 0.5])
+    lens._began = 1e-9
+    clean, velocity = torch.tensor([0.2, 0.4, 0.6]), torch.tensor([1.0, -2.0, 3.0])
+    for sigma in lens.sigmas:
+        hidden = torch.stack([torch.full((3,), 9.0), clean - sigma * velocity])[None]  # a condition row stands first
+        lens.see(None, (), {"hidden_states": hidden}, (torch.stack([velocity * 0, velocity])[None],))
+    lens.close()
+    assert [picture.tolist() for picture in seen] == [[[[[51, 102, 153]]]]]
