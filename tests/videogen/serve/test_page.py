@@ -129,9 +129,8 @@ def test_the_page_serves_no_file_by_path_and_asks_who_it_is(tmp_path: Path) -> N
         assert codes[0] == 400 and codes[-1] == 429, "guesses must run out"
 
 
-def submitted(url: str, file: Any) -> tuple[int, str]:
+def submitted(url: str, config: Any, file: Any) -> tuple[int, str]:
     """What the page's own endpoint answers to a form with this file as its first frame."""
-    config = httpx.get(f"{url}/config").json()
     known = {each["id"]: each["props"] for each in config["components"]}
     (inputs,) = (each["inputs"] for each in config["dependencies"] if each["api_name"] == "submit")
     special = {"vg-prompt": "from outside", "vg-image": file}
@@ -150,13 +149,14 @@ def test_a_form_takes_uploaded_files_and_nothing_a_client_names(tmp_path: Path) 
     services, meta = services_in(tmp_path), {"_type": "gradio.FileData"}
     with serving(services, lambda api, parts: app.mount(api, parts, None)) as url:
         (uploaded,) = httpx.post(f"{url}/gradio_api/upload", files={"files": ("../../x.png", buffer.getvalue())}).json()
+        config = httpx.get(f"{url}/config").json()
         assert Path(uploaded).resolve().is_relative_to(Path(get_upload_folder()).resolve())
         climbing = f"{Path(uploaded).parent}/../../../..{tmp_path}/mine.png"
         for path in (f"{tmp_path}/mine.png", "/etc/hostname", climbing, "http://127.0.0.1:1/x.png", "file:///etc/hostname", "x.png"):
             for file in ({"path": path, "meta": meta}, {"path": path}, {"url": path, "meta": meta}, [{"path": path, "meta": meta}]):
-                assert submitted(url, file)[0] == 403, file
+                assert submitted(url, config, file)[0] == 403, file
         assert not services.store.jobs() and not services.options.uploads.exists()
-        code, told = submitted(url, {"path": uploaded, "meta": meta})
+        code, told = submitted(url, config, {"path": uploaded, "meta": meta})
     assert code == 200 and "1 in the queue" in told and services.store.jobs()[0].summary["workflow"] == "fl2va"
 
 
