@@ -54,6 +54,11 @@ KINDS = (
 )
 
 
+def audio_latents(latent_frames: int) -> int:
+    """Audio latents of one channel for a clip of this many latent video frames (5n + 2 for 17n + 5 frames at 24 fps)."""
+    return max(1, round(((latent_frames - 2) / 5 * 17 + 5) / 24 * 40))
+
+
 def packed_positions(grid: tuple[int, int, int], num_text: int, num_audio: int) -> torch.Tensor:
     """Rotary coordinates (S, 3) as diffusers packs a text-to-video request: text, stereo sound, video."""
     frames, height, width = grid
@@ -75,7 +80,7 @@ def made_up(
     grid: tuple[int, int, int], num_heads: int, device: torch.device, dtype: torch.dtype, *, num_text: int = 30, seed: int = 0
 ) -> Heads:
     """Heads on H3's positions, rotated as H3 rotates: 128 channels, the kinds of `KINDS` in turn."""
-    positions = packed_positions(grid, num_text, round(grid[0] * 17 / 5 / 24 * 40)).float().to(device)
+    positions = packed_positions(grid, num_text, audio_latents(grid[0])).float().to(device)
     draw = torch.Generator().manual_seed(seed)
     parts: list[list[torch.Tensor]] = [[], [], []]
     for head in range(num_heads):

@@ -198,10 +198,11 @@ class Request:
             layer.uncounted = 0
 
     def record(self) -> dict[str, Any]:
-        """The sidecar's `attention` entry."""
+        """The sidecar's `attention` entry, over the heads of all ranks; every rank asks for it."""
         self._count(self.budgets.cpu())
         sparse, blocks = self.calls[SPARSE], self.blocks
-        density = self.kept / max(sparse, 1) / blocks.num_k
+        kept = self.agree(torch.tensor(self.kept * self.heads.local / self.heads.total, device=self.errors.device))
+        density = float(kept) / max(sparse, 1) / blocks.num_k
         told = {"budget": self.options.budget, "tail": self.options.tail, "tile": list(self.choice.tile), "block": list(self.choice.block)}
         exact = blocks.first * blocks.rows + blocks.num_video * (blocks.first + density * blocks.num_video)
         return told | {

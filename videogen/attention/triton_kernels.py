@@ -16,6 +16,7 @@ except ImportError:  # a torch built without it: `select` says so
     triton = None
 
 IS_AVAILABLE = triton is not None
+IS_INTERPRETED = triton is not None and bool(triton.knobs.runtime.interpret)
 
 
 def descriptor(x: torch.Tensor, block: int) -> Any:

