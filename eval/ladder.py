@@ -20,7 +20,7 @@ from eval.fingerprint import fingerprint
 from eval.report_folder import check_free, make_folder
 from eval.staged import Components, Loop, Meter, StagedClip
 from eval.timing import Timing, synchronizer, time_once
-from videogen.config import DEVICES, DTYPES, Recipe, Savings, read_environment
+from videogen.config import DEVICES, DTYPES, Recipe, read_environment
 from videogen.jobs.run import write_json, write_text
 from videogen.load import pick_device, pick_dtype
 from videogen.media import to_uint8
@@ -28,6 +28,7 @@ from videogen.source import find_model, open_family
 from videogen.transforms.adaln import place_projections
 from videogen.transforms.attach import Kept, Transforms
 from videogen.transforms.decode import stream_video
+from videogen.transforms.options import Savings
 from videogen.transforms.settle import settled
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Shared fixtures: the shipped model with short clips allowed, so that a clip takes a fraction of a second."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,14 @@ from videogen.recipes import EXACT
 from videogen.source import POCKET_FOLDER
 
 TINY = {"size": (96, 64), "frames": 22, "steps": 2}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _without_device_profiles() -> Iterator[None]:
+    """Nothing that doctor measured on this machine decides a test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VIDEOGEN_DEVICE_PROFILES", "")
+        yield
 
 
 def link_model(target: Path, **card: object) -> Path:

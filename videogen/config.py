@@ -14,6 +14,7 @@ from caches.policy import WARM_UP
 from lora.contract import Contract
 from videogen.attention.options import OFF, SparseAttention
 from videogen.errors import bad
+from videogen.transforms.options import UNTOUCHED, Savings
 
 Media = str | Path | Image.Image
 
@@ -24,7 +25,6 @@ SHIPPED = "model:"  # begins the name of an adapter that the model itself ships
 NO_TERMS = Contract()
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
-MATMULS = ("model", "auto", "bfloat16")
 
 
 def _check_prompt(prompt: object) -> None:
@@ -175,47 +175,17 @@ class Adapters:
 
 
 @dataclass(frozen=True, slots=True)
-class Savings:
-    """Work a recipe does not do twice, each part with its switch; by default diffusers' own computation runs untouched.
-
-    adaln_tables to lean_loop and encodings (how many are kept) are bit-identical, and so is decode_batch (VAE tiles in one
-    call, 0 is stock) at 1; a larger one, kernels and matmul are close: docs/speed.md has their bounds. park_adaln keeps the
-    projections behind the tables in host memory. matmul is `model` (the weights' own arithmetic), `bfloat16`, or `auto`:
-    bfloat16 on a CPU that has instructions for it.
-    """
-
-    adaln_tables: bool = False
-    park_adaln: bool = False
-    refined_text: bool = False
-    rope_tables: bool = False
-    text_cut: bool = False
-    lean_loop: bool = False
-    encodings: int = 0
-    decode_batch: int = 0
-    kernels: bool = False
-    matmul: str = "model"
-
-    def __post_init__(self) -> None:
-        _check_whole("savings encodings", self.encodings, 0, 100_000)
-        _check_whole("savings decode_batch", self.decode_batch, 0, 4096)
-        if self.matmul not in MATMULS:
-            raise bad("savings matmul", self.matmul, f"one of {', '.join(MATMULS)}", "change matmul")
-        if self.park_adaln and not self.adaln_tables:
-            raise bad("savings park_adaln without adaln_tables", True, "both", "switch adaln_tables on, or park_adaln off")
-
-
-@dataclass(frozen=True, slots=True)
 class Recipe:
     """How a clip is computed. The default is the plain, unaccelerated model."""
 
     name: str = "plain"
     steps: int | None = None
     dtype: str = "auto"
-    savings: Savings = Savings()
+    savings: Savings = UNTOUCHED
     cache: StepCache = StepCache()
+    sparse: SparseAttention = OFF
     adapters: Adapters = Adapters()
 
-    sparse: SparseAttention = OFF
     def __post_init__(self) -> None:
         _check_whole("recipe steps", self.steps, 1, MAX_STEPS)
         if self.dtype not in DTYPES:
@@ -233,13 +203,17 @@ class Environment:
     rank: int = 0  # of this process among world_size, as torchrun and accelerate say it
     local_rank: int = 0
     world_size: int = 1
+    device_profiles: str = ""  # the folder `videogen doctor --save` writes to; empty switches profiles off
 
     def record(self) -> dict[str, str]:
         """What the sidecar stores: the variables that were set, in name order."""
         return dict(self.values)
 
 
-_KEPT = ("CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "PYTORCH_CUDA_ALLOC_CONF")
+_KEPT = (
+    *("CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_OFFLINE", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "OMP_NUM_THREADS", "OMP_WAIT_POLICY"),
+    "PYTORCH_CUDA_ALLOC_CONF",
+)
 _SECRET = ("HF_TOKEN", "VIDEOGEN_API_KEY")
 _TRUE = ("1", "true", "yes", "on")
 
@@ -256,6 +230,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         rank=_count(env, "RANK", 0),
         local_rank=_count(env, "LOCAL_RANK", 0),
         world_size=_count(env, "WORLD_SIZE", 1),
+        device_profiles=env.get("VIDEOGEN_DEVICE_PROFILES", f"{env.get('XDG_CACHE_HOME') or '~/.cache'}/videogen/devices"),
     )
 
 

@@ -18,6 +18,7 @@ from videogen import __version__
 from videogen.adapters import Shelf, adapters_record, put_on, settle
 from videogen.certificates import certified, fingerprint
 from videogen.config import Recipe, Request, as_plain, read_environment, recipe_record
+from videogen.device_profile import DeviceProfile, read_profile
 from videogen.errors import bad
 from videogen.families.base import Resolved
 from videogen.families.h3 import H3Family
@@ -46,11 +47,14 @@ def _now() -> str:
 class Pipeline:
     """A model opened with a recipe. Workflows load on first use and stay; requests share nothing but weights."""
 
-    def __init__(self, source: ModelSource, family: H3Family, recipe: Recipe, device: torch.device) -> None:
+    def __init__(
+        self, source: ModelSource, family: H3Family, recipe: Recipe, device: torch.device, profile: DeviceProfile | None = None
+    ) -> None:
         self.source, self.family, self.recipe, self.device = source, family, recipe, device
         self.dtype = pick_dtype(recipe.dtype, device)
         strata = [each.fingerprint.dtype for each in recipe.cache.certificates]
-        self.savings, self._reasons = settled(recipe.savings, device, self.dtype, strata)
+        self.savings, self._reasons = settled(recipe.savings, device, self.dtype, strata, profile)
+        self.profile = profile
         self._shared: dict[str, Any] = {}
         self._opened: dict[str, Any] = {}
         self._shelf = Shelf(source)
@@ -58,7 +62,7 @@ class Pipeline:
 
     def sharing(self, recipe: Recipe) -> "Pipeline":
         """Another recipe over the same weights; nothing is loaded twice."""
-        other = Pipeline(self.source, self.family, settle(recipe, self.source), self.device)
+        other = Pipeline(self.source, self.family, settle(recipe, self.source), self.device, self.profile)
         if other.dtype != self.dtype:
             raise bad("dtype", recipe.dtype, f"the weights' own, {self.dtype}", "open a pipeline of its own")
         other._shared, other._opened, other._shelf, other._kept = self._shared, self._opened, self._shelf, self._kept
@@ -99,7 +103,7 @@ class Pipeline:
         started, clock = _now(), PhaseClock(on_event, stop or StopFlag())
         clock.enter("load")
         pipe = self.load(resolved.workflow)
-        transforms = Transforms(self.savings, self._kept, resolved, dict(self._reasons))
+        transforms = self.transforms_for(resolved)
         raw = run(pipe, resolved, used_seed, clock, cache, transforms, self.recipe.sparse)
         if raw.cache.warning:
             logger.warning("%s", raw.cache.warning)
@@ -112,6 +116,10 @@ class Pipeline:
         record["adapters"] = adapters_record(self.recipe.adapters, attached_to(transformer_of(pipe)))
         record["output"] = {"frames_sha256": hash_bytes(frames.tobytes()), "audio_sha256": hash_bytes(raw.audio.tobytes())}
         return Result(frames, np.clip(raw.audio, -1.0, 1.0), raw.sampling_rate, resolved.fps, record)
+
+    def transforms_for(self, resolved: Resolved) -> Transforms:
+        """What this pipeline attaches for one request; entered around its blocks."""
+        return Transforms(self.savings, self._kept, resolved, dict(self._reasons))
 
     def stratum(self, resolved: Resolved) -> Fingerprint:
         """What a certificate must have been calibrated for to cover this request here."""
@@ -181,13 +189,13 @@ def open_pipeline(
     Raises RequestError for a wrong name, EnvironmentFault for a device or model that is not there.
     """
     source = model if isinstance(model, ModelSource) else find_model(model, offline=read_environment().offline)
-    settled = settle(find_recipe(recipe), source)
+    wanted = settle(find_recipe(recipe), source)
     family, where = open_family(source), pick_device(device)
     source = fetch_weights(source, offline=read_environment().offline)
     check_digest(source)
     if source.label:
         logger.warning("%s: %s", source.name, source.label)
-    return Pipeline(source, family, settled, where)
+    return Pipeline(source, family, wanted, where, read_profile(where, read_environment()))
 
 
 def render(requests: Request | Iterable[Request], *, model: str = "pocket", recipe: str | Recipe = "exact") -> list[Result]:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from caches.certificate import Certificate
 from videogen.certificates import open_certificate
-from videogen.config import SHIPPED, Adapters, AdapterUse, Recipe, Savings, StepCache
+from videogen.config import SHIPPED, Adapters, AdapterUse, Recipe, StepCache
 from videogen.errors import bad
+from videogen.transforms.options import Savings
 
 EXACT = Savings(  # every part that is bit-identical
     adaln_tables=True,
@@ -18,7 +19,7 @@ EXACT = Savings(  # every part that is bit-identical
     encodings=64,
     decode_batch=1,
 )
-CLOSE = replace(EXACT, decode_batch=14, kernels=True, matmul="auto")
+CLOSE = replace(EXACT, decode_batch=14, kernels=True, attention="auto", matmul="auto")
 
 RECIPES: dict[str, Recipe] = {
     "exact": Recipe(name="exact", savings=CLOSE),

@@ -24,11 +24,12 @@ from caches.trace import Trace
 from videogen.attention.install import dense_record, settle, sparse_attention
 from videogen.attention.options import OFF, SparseAttention
 from videogen.attention.order import reordered, snake_order
-from videogen.config import Savings, StepCache
+from videogen.config import StepCache
 from videogen.families.base import Resolved
 from videogen.images import load_image, to_rgb
 from videogen.progress import PhaseClock
 from videogen.transforms.attach import Kept, Transforms
+from videogen.transforms.options import Savings
 
 LOOP = "denoise.denoise"
 _PHASE_OF_BLOCK = {"text_encoder": "text", LOOP: "denoise", "denoise.after_denoise": "decode"}
@@ -183,6 +184,15 @@ def _attending(pipe: Any, state: PipelineState, options: SparseAttention) -> Ite
         told |= request.record() if request else dense_record(options, choice)
 
 
+def open_state(pipe: Any, resolved: Resolved, seed: int) -> PipelineState:
+    """The state that a request's blocks begin with."""
+    state, inputs = PipelineState(), block_inputs(resolved, seed)
+    for parameter in pipe._blocks.inputs:
+        if parameter.name is not None:
+            state.set(parameter.name, inputs.get(parameter.name, parameter.default), parameter.kwargs_type)
+    return state
+
+
 def run(
     pipe: Any,
     resolved: Resolved,
@@ -197,12 +207,7 @@ def run(
     Raises CancelledRender between steps or blocks when a stop is wanted; nothing of the request outlives the call.
     """
     transforms = transforms or Transforms(Savings(), Kept(), resolved)
-    state, inputs = PipelineState(), block_inputs(resolved, seed)
-    for parameter in pipe._blocks.inputs:
-        if parameter.name in inputs:
-            state.set(parameter.name, inputs[parameter.name], parameter.kwargs_type)
-        elif parameter.name is not None:
-            state.set(parameter.name, parameter.default, parameter.kwargs_type)
+    state = open_state(pipe, resolved, seed)
     with torch.no_grad(), _reporting(pipe, clock), _scheduled(pipe, resolved):
         for name, block in pipe._blocks.sub_blocks.items():
             clock.enter(_phase(name))

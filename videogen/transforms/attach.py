@@ -7,7 +7,6 @@ from typing import Any
 
 from diffusers.modular_pipelines.modular_pipeline import PipelineState
 
-from videogen.config import Savings
 from videogen.families.base import Resolved
 from videogen.kernels.ops import FUSED
 from videogen.transforms.adaln import TableShelf, adaln_tables
@@ -16,7 +15,8 @@ from videogen.transforms.decode import is_on_ladder, stream_video
 from videogen.transforms.encodings import Encodings, Values, picture_key, text_key
 from videogen.transforms.fused_blocks import fused_blocks
 from videogen.transforms.lean_loop import lean_loop
-from videogen.transforms.scope import forward_as, once
+from videogen.transforms.options import Savings
+from videogen.transforms.scope import attending, forward_as, once
 from videogen.transforms.text_cut import text_cut
 
 _KEYS = {"text_encoder": text_key, "vae_encoder": picture_key}
@@ -75,6 +75,9 @@ class Transforms:
             yield
 
     def _scopes(self, pipe: Any, loop: Any, transformer: Any, state: PipelineState) -> Iterator[AbstractContextManager[Any]]:
+        if self.savings.attention != "model":
+            self.told["attention"] = self.savings.attention
+            yield attending(transformer, self.savings.attention)
         if self.savings.matmul == "bfloat16":
             reason = refusal(transformer)
             self.told["matmul"] = f"model: {reason}" if reason else "bfloat16"

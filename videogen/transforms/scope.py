@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from diffusers.models.attention_dispatch import AttentionBackendName, _check_attention_backend_requirements
 from torch import nn
 
 Forward = Callable[..., Any]
@@ -39,3 +40,24 @@ def once(stock: Forward) -> Forward:
         return kept[0][2]
 
     return forward
+
+
+@contextmanager
+def attending(transformer: Any, backend: str) -> Iterator[None]:
+    """Inside the scope the block stack attends through this back end of diffusers; its process-wide default stays as it is.
+
+    Raises what diffusers raises where the back end is not there; one that would be downloaded is refused before.
+    """
+    if backend.endswith("_hub"):
+        raise ValueError(f"attention back end: got {backend}, expected one that is installed; nothing is downloaded")
+    name = AttentionBackendName(backend)
+    _check_attention_backend_requirements(name)
+    processors = [block.attn.processor for block in transformer.transformer_blocks]
+    before = [processor._attention_backend for processor in processors]
+    try:
+        for processor in processors:
+            processor._attention_backend = name
+        yield
+    finally:
+        for processor, value in zip(processors, before):
+            processor._attention_backend = value

@@ -12,13 +12,14 @@ import torch
 
 from tests.conftest import TINY
 from videogen import Request
-from videogen.config import Recipe, Savings
+from videogen.config import Recipe
 from videogen.families.h3_pipeline import transformer_of
 from videogen.kernels import check, definitions, fused, triton_kernels
 from videogen.kernels.check import Shape, arguments, exact, relative_l2
 from videogen.kernels.ops import FUSED, TORCH, Ops
 from videogen.pipeline import Pipeline
 from videogen.transforms.fused_blocks import FusedProcessor, fused_blocks
+from videogen.transforms.options import Savings
 from videogen.transforms.settle import settled
 
 PLAIN = Request("a large red circle moves right on a navy background, a low tone", seed=3, **TINY)  # type: ignore[arg-type]

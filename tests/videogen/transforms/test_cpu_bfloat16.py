@@ -12,12 +12,13 @@ from tests.conftest import TINY
 from tests.videogen.test_adapters import write
 from videogen import Request
 from videogen.attention.install import project
-from videogen.config import Adapters, AdapterUse, Recipe, Savings
+from videogen.config import Adapters, AdapterUse, Recipe
 from videogen.errors import RequestError
 from videogen.families.h3_pipeline import transformer_of
 from videogen.pipeline import Pipeline
 from videogen.transforms import settle
 from videogen.transforms.cpu_bfloat16 import Bfloat16Processor, attend, bfloat16_products
+from videogen.transforms.options import Savings
 from videogen.transforms.settle import arithmetic, settled
 
 LOW = Savings(matmul="bfloat16")
