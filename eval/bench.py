@@ -16,7 +16,7 @@ from eval.clip_check import broken_because
 from eval.energy import EnergyMeter
 from eval.fingerprint import fingerprint
 from eval.throughput import Arm, ClipRow, Cold, Finish, Made, measure, speed_up, summarize, warm_up
-from eval.timing import Clock, WallClock, synchronizer
+from eval.timing import Clock, CpuClock, WallClock, synchronizer
 from videogen.config import Recipe, recipe_record
 from videogen.errors import EnvironmentFault, say
 from videogen.jobs.run import write_result
@@ -45,7 +45,7 @@ def make_arm(pipeline: Pipeline, workload: Workload, folder: Path) -> Arm:
     meter, device = EnergyMeter(pipeline.device), pipeline.device
 
     def arm(pair: int) -> Finish:
-        before_wh = meter.read_wh()
+        before_wh, before_cpu_s = meter.read_wh(), CpuClock().now()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         result = pipeline.render(make_request(workload, pair, pipeline.recipe))
@@ -63,7 +63,7 @@ def make_arm(pipeline: Pipeline, workload: Workload, folder: Path) -> Arm:
             if not broken and info.audio_codec is None:
                 broken = "no audio stream"
             reused = int(result.record["cache"]["reused"])
-            return Made(stages, int(result.record["forwards"]), reused, broken, peak_mb, energy_wh)
+            return Made(stages, int(result.record["forwards"]), reused, broken, peak_mb, energy_wh, CpuClock().now() - before_cpu_s)
 
         return finish
 

@@ -15,7 +15,7 @@ from videogen.jobs.run import write_json, write_text
 
 FILES = ("bench.json", "bench.md", "clips.csv")
 _SHOWN = 60
-_CSV = ("arm", "repetition", "pair", "seed", "began_s", "ended_s", "seconds", "forwards", "reused", "broken")
+_CSV = ("arm", "repetition", "pair", "seed", "began_s", "ended_s", "seconds", "cpu_s", "forwards", "reused", "broken")
 
 
 def _number(value: Any, digits: int = 2) -> str:
@@ -62,6 +62,8 @@ def markdown(report: dict[str, Any]) -> str:
     ratio = report["speed_up"]
     if ratio:
         lines += ["", f"{ratio['other']} against {ratio['base']}: {ratio.get('text', 'no whole pair')} times, {ratio['pairs']} pairs."]
+        if "cpu_text" in ratio:
+            lines.append(f"In processor time of this process (encoding is another's): {ratio['cpu_text']} times.")
     device = ", ".join(f"{arm['arm']} {_number(arm['peak_device_mb'], 0)} MB" for arm in report["arms"] if arm["peak_device_mb"])
     energy = ", ".join(f"{arm['arm']} {arm['energy_wh_per_clip']:.3f} Wh" for arm in report["arms"] if arm["energy_wh_per_clip"])
     host = f"{report['peak_host_mb']:.0f} MB"

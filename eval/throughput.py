@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from eval.stats import bootstrap_mean, paired_ratio, percentile_text
+from eval.stats import Interval, bootstrap_mean, paired_ratio, percentile_text
 from eval.timing import Clock
 from videogen.errors import bad
 
@@ -30,6 +30,7 @@ class ClipRow:
     broken: str = ""
     peak_mb: float | None = None
     energy_wh: float | None = None
+    cpu_s: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -39,7 +40,10 @@ class ClipRow:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What an arm says of the clip it made: device memory in megabytes and device energy while it rendered, where there is a device."""
+    """What an arm says of the clip it made: device memory in megabytes and device energy while it rendered, where there is a device.
+
+    cpu_s is the processor time of this process, encoding (another process) apart; it means something with one clip in flight.
+    """
 
     stages_s: dict[str, float]
     forwards: int
@@ -47,6 +51,7 @@ class Made:
     broken: str = ""
     peak_mb: float | None = None
     energy_wh: float | None = None
+    cpu_s: float | None = None
 
 
 Finish = Callable[[], Made]
@@ -160,6 +165,7 @@ def summarize(rows: Sequence[ClipRow], arm: str, cold: Cold, *, gpus: int) -> di
         "ms_per_forward": _ms_per_forward(own),
         "peak_device_mb": max((row.peak_mb for row in own if row.peak_mb is not None), default=None),
         "energy_wh_per_clip": _energy_per_clip(own, len(good)),
+        "cpu_s_per_clip": statistics.mean(row.cpu_s for row in own if row.cpu_s is not None) if _has_cpu(own) else None,
         "load_s": cold.load_s.get(arm, 0.0),
         "warmup_s": cold.warmup_s.get(arm, []),
     }
@@ -182,11 +188,25 @@ def _ms_per_forward(rows: Sequence[ClipRow]) -> float | None:
     return 1e3 * sum(row.stages_s.get("denoise", 0.0) for row in rows) / computed if computed else None
 
 
+def _has_cpu(rows: Sequence[ClipRow]) -> bool:
+    return bool(rows) and all(row.cpu_s is not None for row in rows)
+
+
 def speed_up(rows: Sequence[ClipRow], base: str, other: str) -> dict[str, Any]:
-    """How many times faster `other` is than `base`: geometric mean over pairs in which both clips are whole, with interval."""
-    seconds = {name: {row.pair: row.seconds for row in rows if row.arm == name and not row.broken} for name in (base, other)}
-    pairs = sorted(seconds[base].keys() & seconds[other].keys())
+    """How many times faster `other` is than `base`: geometric mean over pairs in which both clips are whole, with interval.
+
+    The same of processor time, where that was counted.
+    """
+    whole = {name: {row.pair: row for row in rows if row.arm == name and not row.broken} for name in (base, other)}
+    pairs = sorted(whole[base].keys() & whole[other].keys())
     if not pairs:
         return {"base": base, "other": other, "pairs": 0, "ratio": None}
-    ratio = paired_ratio([seconds[base][p] for p in pairs], [seconds[other][p] for p in pairs], seed=_RESAMPLE_SEED)
-    return {"base": base, "other": other, "pairs": len(pairs), "ratio": asdict(ratio), "text": ratio.text(3)}
+
+    def compared(of: Callable[[ClipRow], float]) -> Interval:
+        first, second = ([of(whole[name][pair]) for pair in pairs] for name in (base, other))
+        return paired_ratio(first, second, seed=_RESAMPLE_SEED)
+
+    ratio = compared(lambda row: row.seconds)
+    cpu = compared(lambda row: row.cpu_s or 0.0) if _has_cpu([*whole[base].values(), *whole[other].values()]) else None
+    found = {"base": base, "other": other, "pairs": len(pairs), "ratio": asdict(ratio), "text": ratio.text(3)}
+    return found | ({"cpu_ratio": asdict(cpu), "cpu_text": cpu.text(3)} if cpu else {})

@@ -3,6 +3,7 @@
 import itertools
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -61,7 +62,10 @@ def test_figures_of_an_arm() -> None:
     assert a["latency_s"]["P50"] == "n/a (n=4)" and a["ms_per_forward"] == pytest.approx(4000 / 3)
     assert a["stages_s"] == {"denoise": 4, "encode": 1.0}
     ratio = speed_up(rows, "a", "b")
-    assert ratio["pairs"] == 3 and ratio["ratio"]["value"] == pytest.approx(2.5)
+    assert ratio["pairs"] == 3 and ratio["ratio"]["value"] == pytest.approx(2.5) and "cpu_ratio" not in ratio
+    counted = [replace(row, cpu_s=6.0 if row.arm == "a" else 4.0) for row in rows]
+    assert speed_up(counted, "a", "b")["cpu_ratio"]["value"] == pytest.approx(1.5)
+    assert summarize(counted, "a", cold, gpus=0)["cpu_s_per_clip"] == 6.0
     assert summarize(rows, "a", cold, gpus=2)["gpu_seconds_per_clip"] == pytest.approx(10)
 
 
