@@ -65,7 +65,8 @@ class Ladder:
         """
         device = self.meter.device
         used, reasons = settled(savings, device, self.dtype)
-        place_projections(self.loop.transformer, torch.device("cpu") if used.park_adaln else device)
+        if not used.park_adaln:
+            place_projections(self.loop.transformer, device)
         transforms = Transforms(used, Kept(), self.clip.resolved, dict(reasons))
         with ExitStack() as stack:
             around = transforms.around_loop(self.loop.pipe, self.loop.block, self.loop.transformer, self.clip.state)

@@ -77,7 +77,8 @@ class Pipeline:
             self._opened[workflow] = load_pipeline(self.source, workflow, device=self.device, dtype=self.dtype, shared=self._shared)
         pipe = self._opened[workflow]
         put_on(transformer_of(pipe), self.recipe.adapters, self._shelf)
-        place_projections(transformer_of(pipe), torch.device("cpu") if self.savings.park_adaln else self.device)
+        if not self.savings.park_adaln:  # another recipe may have parked them
+            place_projections(transformer_of(pipe), self.device)
         return pipe
 
     def render(

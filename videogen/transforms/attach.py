@@ -5,11 +5,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from diffusers.modular_pipelines.modular_pipeline import PipelineState
 
 from videogen.families.base import Resolved
 from videogen.kernels.ops import FUSED
-from videogen.transforms.adaln import TableShelf, adaln_tables
+from videogen.transforms.adaln import TableShelf, adaln_tables, place_projections
 from videogen.transforms.cpu_bfloat16 import bfloat16_products, refusal
 from videogen.transforms.decode import is_on_ladder, stream_video
 from videogen.transforms.encodings import Encodings, Values, picture_key, text_key
@@ -101,4 +102,7 @@ class Transforms:
         timesteps = [each for each, _ in state.get("row_timestep_plan")]
         with adaln_tables(transformer, timesteps, self.kept.tables) as is_new:
             self.told["adaln_tables"] = "made" if is_new else "kept"
+            if self.savings.park_adaln:  # now that they are not needed
+                place_projections(transformer, torch.device("cpu"))
+                self.told["park_adaln"] = "projections in host memory"
             yield
