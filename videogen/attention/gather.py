@@ -11,7 +11,7 @@ from videogen.attention.dense import dense
 from videogen.attention.reference import tail_logits
 from videogen.attention.route import Pooled, Route, wide
 
-_MOST_LOGITS = 4_000_000  # of one chunk of query blocks
+_MOST_LOGITS = 400_000  # of one chunk of query blocks: they stay in the cache
 
 
 def attend(

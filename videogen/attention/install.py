@@ -65,8 +65,7 @@ class SparseProcessor:
         self, attn: Any, hidden_states: torch.Tensor, rotary_emb: Any = None, attention_mask: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Diffusers' processor protocol: (B, S, C) to (B, S, C)."""
-        if self.layer.is_last:
-            self.request.has_run = True
+        self.layer.has_run = True
         if attention_mask is not None and self.layer.mode != DENSE:
             self.request.refuse(self.layer, "an attention mask")
         if self.layer.mode == DENSE:

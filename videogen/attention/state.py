@@ -49,7 +49,7 @@ class Layer:
     budgets: torch.Tensor
     errors: torch.Tensor
     mode: str = DENSE
-    is_last: bool = False
+    has_run: bool = False  # in this forward
     is_started: bool = False
     is_watched: bool = False
     is_stale: bool = True
@@ -76,7 +76,6 @@ class Request:
     step: int = 0
     executed: int = 0
     sparse_forwards: int = 0
-    has_run: bool = False
     reason: str = ""  # why the rest of the request is dense
     dense_layers: dict[int, str] = field(default_factory=dict)
     widened: dict[int, frozenset[int]] = field(default_factory=dict)
@@ -101,9 +100,9 @@ class Request:
 
     def begin(self) -> None:
         """Before a forward: settle how each layer attends, if it comes to run."""
-        self.has_run = False
         shared, guard = self._reason(), self.options.guard
         for index, layer in enumerate(self.layers):
+            layer.has_run = False
             is_turn = guard is not None and (layer.is_watched or is_probed(index, self.sparse_forwards, guard))
             is_dense = bool(shared or index in self.dense_layers)
             layer.mode = DENSE if is_dense else FIRST if not layer.is_started else PROBE if is_turn else SPARSE
@@ -146,18 +145,18 @@ class Request:
 
     def end(self) -> None:
         """After a forward: count what ran, and let the guard look at what was probed."""
-        ran = self.layers if self.has_run else self.layers[:1]  # a reused step of a cache runs the first block only
         shared = self._reason()
-        for index, layer in enumerate(ran):
+        ran = [(index, layer) for index, layer in enumerate(self.layers) if layer.has_run]
+        for index, layer in ran:
             is_dense = layer.mode == DENSE
             self.calls[(shared or self.dense_layers[index]) if is_dense else SPARSE] += 1
             layer.uncounted += not is_dense
             layer.is_started |= not is_dense
-        probed = [index for index, layer in enumerate(ran) if layer.mode in (FIRST, PROBE)]
+        probed = [index for index, layer in ran if layer.mode in (FIRST, PROBE)]
         self.step += 1
-        if self.has_run:
+        if self.layers[-1].has_run:  # a reused step of a cache runs the first block only
             self.executed += 1
-            self.sparse_forwards += any(layer.mode != DENSE for layer in ran)
+            self.sparse_forwards += any(layer.mode != DENSE for _, layer in ran)
         if probed and self.options.guard is not None:
             self._judge(probed)
 
@@ -261,5 +260,5 @@ def open_request(
     errors = torch.zeros(num_layers, heads.local, device=device)
     request = Request(options, choice, blocks, heads, attend, pool, forwards, agree, budgets, errors, band_mask(blocks, device))
     budgets.fill_(request.mean_budget)
-    request.layers = [Layer(budgets[index], errors[index], is_last=index == num_layers - 1) for index in range(num_layers)]
+    request.layers = [Layer(budgets[index], errors[index]) for index in range(num_layers)]
     return request

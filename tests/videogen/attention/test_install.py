@@ -158,7 +158,7 @@ def test_ranks_that_share_heads_compute_what_one_computes() -> None:
             request.begin()
             assert request.layers[0].mode in (mode, "probe")
             outs.append(request.attend(request.layers[0], *(x[:, :, part] for x in qkv)))
-            request.has_run = True
+            request.layers[0].has_run = True
             request.end()
         return outs
 
