@@ -92,19 +92,23 @@ def test_each_part_alone_is_bit_identical_and_spares_its_work(tiny_pipeline: Pip
         assert same(found[name], found[""]), name
 
 
+def owning(pipe: Any) -> list[str]:
+    return [name for name, module in transformer_of(pipe).named_modules() if "forward" in vars(module)]
+
+
 @pytest.mark.parametrize("workflow", ["t2va", "fl2va", "ref2va"])
 def test_all_parts_together_are_bit_identical_and_leave_no_trace(
     workflow: str, tiny_pipeline: Pipeline, requests: dict[str, Request]
 ) -> None:
     pipe, request = tiny_pipeline.load(workflow), requests[workflow]
+    before = owning(pipe)  # diffusers' own caches leave some behind, in a pipeline that tests share
     plain = make(tiny_pipeline, request, Savings())
     with counting(pipe) as seen:
         first, again = (make(tiny_pipeline, request, EXACT) for _ in range(2))
     assert same(first, plain) and same(again, plain)
     told = {"encodings text_encoder": "kept", "adaln_tables": "kept"}
     assert seen["layer 49"] <= 1 and seen["adaln"] <= 2 and again.record["savings"].items() >= told.items()
-    owned = [name for name, module in transformer_of(pipe).named_modules() if "forward" in vars(module)]
-    assert owned == [] and not transformer_of(pipe)._forward_pre_hooks
+    assert owning(pipe) == before and not transformer_of(pipe)._forward_pre_hooks
 
 
 def test_tables_follow_the_weights_an_adapter_and_a_write_change(tiny_pipeline: Pipeline, tmp_path: Path) -> None:
