@@ -16,6 +16,7 @@ _RENDERING = (
     "vs",
     "cache_lambda",
     "sparse_budget",
+    "sparse_small",
     "prompts",
     "workflow",
     "model",
@@ -34,6 +35,7 @@ def add_eval(commands: Any, environment: Environment) -> None:
     parser.add_argument("--vs", metavar="B", help="the reference (default: plain, diffusers untouched)")
     parser.add_argument("--cache-lambda", type=float, metavar="F", help="uncertified step cache in the arm under test (0 is off)")
     parser.add_argument("--sparse-budget", type=float, metavar="F", help="sparse attention in the arm under test")
+    parser.add_argument("--sparse-small", action="store_true", default=None, help="with tiles and blocks of pocket's size, on a GPU too")
     parser.add_argument("--prompts", metavar="N|FILE", help="first N of the workflow's fixed set, or a job file (default: 8)")
     parser.add_argument("--workflow", metavar="NAME", help="t2va (default), fl2va or ref2va; with --prompts N")
     parser.add_argument("--model", "-m", metavar="NAME", help="pocket (default), random, a folder or a hub id")

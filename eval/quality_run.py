@@ -31,6 +31,7 @@ class Rendering:
     vs: str = "plain"
     cache_lambda: float = 0.0
     sparse_budget: float | None = None
+    sparse_small: bool = False
     prompts: str = "8"
     workflow: str | None = None
     model: str = "pocket"
@@ -45,6 +46,8 @@ class Rendering:
         """The recipe under test and the reference. Raises RequestError for a name that is none, or a wrong number."""
         new, reference = with_cache(find_recipe(self.recipe), self.cache_lambda), find_recipe(self.vs)
         new = new if self.sparse_budget is None else with_sparse(new, self.sparse_budget)
+        if self.sparse_small:
+            new = replace(new, sparse=replace(new.sparse, min_rows=0, tile=(8, 2, 2), block=(32, 16)))
         if self.dtype:
             new, reference = replace(new, dtype=self.dtype), replace(reference, dtype=self.dtype)
         return new, reference

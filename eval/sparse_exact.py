@@ -72,7 +72,6 @@ def kernel_rows(
     for index, case in enumerate(SMALL if small else CASES):
         query, key, value, blocks, route, pooled = layer = layer_of(case, device, dtype)
         columns = [x.to(dtype) for x in (pooled.key, pooled.variance, pooled.value)]
-        key, value = key.contiguous(), value.contiguous()  # descriptors want rows without gaps
         for tail in ("none", "mean", "variance"):
             wanted = reference.attend(*layer, tail)
             for launch in launches if index == 0 and tail == "variance" else launches[:1]:

@@ -88,6 +88,8 @@ def run_kernel(
     paired = 2 if launch.paired and blocks.block_k <= 64 and not launch.has_tma else 1
     program = min(launch.rows, blocks.block_q)
     tiles = -(-blocks.num_video // program)
+    if launch.has_tma:
+        key, value = (x if _is_table(x) else x.contiguous() for x in (key, value))
     descriptors = [triton_kernels.descriptor(x, blocks.block_k) if launch.has_tma else x for x in (key, value)]
     triton_kernels.sparse_kernel[(batch * heads * tiles,)](
         *(query, key, value, *descriptors, *pooled, route.lists, route.budgets, route.kept.view(torch.uint8), out, lse),
@@ -119,6 +121,11 @@ def run_kernel(
         num_stages=launch.num_stages,
     )
     return lse
+
+
+def _is_table(x: torch.Tensor) -> bool:
+    """Whether x (B, S, H, D) is rows of H*D in one table, as projections and their fused views are."""
+    return x.stride(3) == 1 and x.stride(2) == x.shape[3] and x.stride(0) == x.shape[1] * x.stride(1)
 
 
 @torch.library.custom_op("videogen::sparse_attention", mutates_args=())
@@ -158,6 +165,7 @@ def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, blocks: Blocks, route: Route, pooled: Pooled, tail: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output (B, S, H, D) of all rows, and log-sum-exp (B, H, rows) of the video rows; one operator, opaque to torch.compile."""
+    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     rest = (route.budgets, route.lists, route.kept, blocks.first, blocks.block_q, blocks.block_k, tail)
     found: tuple[torch.Tensor, torch.Tensor] = _attend(query, key, value, _columns(pooled, query.dtype), *rest)
     return found
