@@ -63,9 +63,11 @@ class Examination:
         for name, block in pipe._blocks.sub_blocks.items():
             if name == LOOP:
                 break
-            seen = see(partial(self.transforms.call, name, block, pipe, state), self.device)
+            call = partial(self.transforms.call, name, block, pipe, state)
             if name == "text_encoder":
-                self.rows.append(self.text(seen))
+                self.text(call)
+            else:
+                call()
         loop, transformer = pipe._blocks.sub_blocks[LOOP], transformer_of(pipe)
         with self.transforms.around_loop(pipe, loop, transformer, state):
             args = self.first_block_inputs(loop, transformer, state)
@@ -75,12 +77,13 @@ class Examination:
         self.video_vae()
         self.process()
 
-    def text(self, seen: rules.Call) -> Row:
+    def text(self, encode: Callable[[], None]) -> None:
         """One text encoding."""
+        seen = see(encode, self.device)
         requested = str(self.pipe.text_encoder.config._attn_implementation or "sdpa")
         kept = self.transforms.told.get("encodings text_encoder") == "kept"
         executed = "not run: kept from an earlier request" if kept else rules.attention_family(seen.names)
-        return Row("text encoder", requested, executed, self.transforms.told.get("text_cut", ""), f"{seen.ms:.1f} ms")
+        self.rows.append(Row("text encoder", requested, executed, self.transforms.told.get("text_cut", ""), f"{seen.ms:.1f} ms"))
 
     def first_block_inputs(self, loop: Any, transformer: Any, state: Any) -> tuple[Any, ...]:
         """What the first block gets in the first step."""
