@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from videogen.transforms.scope import Forward, forward_as
 
-ROWS_PER_THREAD = 512  # queries of a tile: with fewer, two threads wait for each other more often; with all, memory is the limit
+SCORE_BYTES = 8 << 20  # of a tile: with fewer, threads wait for each other more often; with more, the caches are left behind
 LOW = torch.bfloat16
 Qkv = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -27,15 +27,18 @@ def has_fast_bfloat16() -> bool:
 
 def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Softmax attention in tiles: queries scaled already, all (H, S, D) bfloat16; returns (S, H, D)."""
-    heads, rows, width = query.shape
-    out = torch.empty(rows, heads, width, dtype=query.dtype)
-    tile = ROWS_PER_THREAD * torch.get_num_threads()
+    heads, rows, _ = query.shape
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    tile = -(-rows // -(-rows * key.shape[1] * query.element_size() // SCORE_BYTES))
+    scores = torch.empty(tile, key.shape[1], dtype=query.dtype)
     for head in range(heads):
-        keys = key[head].t()
         for begin in range(0, rows, tile):
-            shares = torch.softmax(query[head, begin : begin + tile] @ keys, -1)
-            out[begin : begin + tile, head] = shares @ value[head]
-    return out
+            stretch = query[head, begin : begin + tile]
+            shares = scores[: len(stretch)]
+            torch.mm(stretch, key[head].t(), out=shares)
+            torch.softmax(shares, -1, out=shares)
+            torch.mm(shares, value[head], out=out[head, begin : begin + tile])
+    return out.transpose(0, 1)
 
 
 class Bfloat16Processor:
@@ -82,14 +85,15 @@ class Bfloat16Processor:
             packed = torch.cat([part(hidden_states)[0].to(LOW) for part in (attn.to_q, attn.to_k, attn.to_v)], -1)
         packed = packed.view(len(low), 3, attn.heads, -1)
         both = packed[:, :2].float()  # (S, 2, H, D)
-        both = functional.rms_norm(both, both.shape[-1:], eps=attn.norm_q.eps) * self._norm
+        mean = torch.linalg.vector_norm(both, dim=-1, keepdim=True).square_().div_(both.shape[-1])
+        both.mul_(mean.add_(attn.norm_q.eps).rsqrt_()).mul_(self._norm)
         cos, sin = (part[:, None, None] for part in rotary_emb)
         half = cos.shape[-1] // 2
         first, second = both[..., :half], both[..., half : 2 * half]
         out = torch.empty(2, attn.heads, *both.shape[::3], dtype=LOW)
         turned = out.permute(2, 0, 1, 3)
-        turned[..., :half] = first * cos[..., :half] - second * sin[..., :half]
-        turned[..., half : 2 * half] = second * cos[..., half:] + first * sin[..., half:]
+        torch.sub(first * cos[..., :half], second * sin[..., :half], out=turned[..., :half])
+        torch.add(second * cos[..., half:], first * sin[..., half:], out=turned[..., half : 2 * half])
         turned[..., 2 * half :] = both[..., 2 * half :]
         return out[0], out[1], packed[:, 2].transpose(0, 1).contiguous()
 

@@ -16,7 +16,7 @@ from videogen.config import Adapters, AdapterUse, Recipe
 from videogen.errors import RequestError
 from videogen.families.h3_pipeline import transformer_of
 from videogen.pipeline import Pipeline
-from videogen.transforms import settle
+from videogen.transforms import cpu_bfloat16, settle
 from videogen.transforms.cpu_bfloat16 import Bfloat16Processor, attend, bfloat16_products
 from videogen.transforms.options import Savings
 from videogen.transforms.settle import arithmetic, settled
@@ -49,10 +49,14 @@ def test_a_forward_of_the_shipped_model_is_close(rows: int, pipeline: Pipeline) 
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-def test_tiles_are_softmax_attention_and_a_mask_goes_to_the_stock_processor(pipeline: Pipeline) -> None:
+def test_tiles_are_softmax_attention_and_a_mask_goes_to_the_stock_processor(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     query, key, value = torch.randn(3, 2, 300, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
     wanted = functional.scaled_dot_product_attention(query.float(), key.float(), value.float(), scale=1.0)
     assert apart(attend(query, key, value).transpose(0, 1), wanted) < 0.02
+    whole = torch.stack([torch.softmax(q @ k.t(), -1) @ v for q, k, v in zip(query, key, value)])
+    for size in (cpu_bfloat16.SCORE_BYTES, 70 * 300 * 2):  # one tile, five of them
+        monkeypatch.setattr(cpu_bfloat16, "SCORE_BYTES", size)
+        assert apart(attend(query, key, value).transpose(0, 1), whole) < 1e-3
     attn = transformer_of(pipeline.load("t2va")).transformer_blocks[0].attn
     hidden, rope, mask = torch.randn(1, 5, 256), (torch.ones(5, 48), torch.zeros(5, 48)), torch.ones(5, 5, dtype=torch.bool).tril()
     processor = Bfloat16Processor(attn.processor, attn)
