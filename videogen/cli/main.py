@@ -61,7 +61,7 @@ def _set_up_logging(args: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code (0 done, 1 some clips failed, 2 usage, 3 environment, 130/143 stopped)."""
+    """Run one command; returns the exit code (0 done, 1 some clips failed, 2 usage, 3 environment, 4 a gate failed, 130/143 stopped)."""
     args = make_parser().parse_args(argv)
     _set_up_logging(args)
     try:
