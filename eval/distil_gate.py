@@ -24,13 +24,14 @@ from lora.convert import load_adapter
 from lora.target import target_of
 from videogen.errors import bad
 from videogen.families.h3 import read_geometry
-from videogen.pocket import data
-from videogen.pocket.bank import CHANNELS, conditions_of, rows_of
-from videogen.pocket.cache import Models
+from videogen.pocket import data, sizes
+from videogen.pocket.bank import CHANNELS, conditions_of
+from videogen.pocket.cache import Canvas, Models
+from videogen.pocket.clip_rows import decode, rows_of
 from videogen.pocket.distil import load_transformer
 from videogen.pocket.packed import PackedForward, sample
 from videogen.pocket.shapes import parts
-from videogen.pocket.train_transformer import FULL, decode
+from videogen.pocket.train_transformer import FULL
 
 log = logging.getLogger(__name__)
 TEACHER, BASES = 49, (12, 24)
@@ -85,9 +86,11 @@ def arms_of(model: Any, files: list[Path], shifts: tuple[float, float]) -> list[
 class Gate:
     """Models, the transformer and one workflow's requests."""
 
-    def __init__(self, models: Models, model: Any, workflow: str, number: int, *, num_frames: int, batch: int) -> None:
+    def __init__(
+        self, models: Models, model: Any, workflow: str, number: int, *, num_frames: int, batch: int, canvas: Canvas = sizes.SMALL
+    ) -> None:
         self.model, self.device, self.frames, self.batch = model, models.device, num_frames, batch
-        self.bench = Bench(models, workflow, number)
+        self.bench = Bench(models, workflow, number, canvas)
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.forward = PackedForward(model, dtype=dtype)
         self.clips: torch.Tensor | None = None  # the teacher's, uint8 on the CPU
@@ -126,7 +129,7 @@ class Gate:
                 condition = conditions_of(cache, bucket, index, self.frames, generator)
                 text = bucket.text[index].float()
                 audio, video = sample(self.forward, rows, text, condition, CHANNELS, arm.forwards, arm.shifts, generator)
-                frames, sound = decode(cache.models, audio, video, self.frames)
+                frames, sound = decode(cache.models, audio, video, self.frames, cache.canvas)
                 yield bucket.clip[index].cpu(), frames, sound, [bucket.scenes[i] for i in index.tolist()], bucket.kind
 
 
@@ -161,7 +164,7 @@ def _rounded(found: Any) -> list[float]:
 
 
 def main() -> None:
-    """The command; writes `gate-WORKFLOW.json` and logs a line for each arm."""
+    """The command; writes `gate-WORKFLOW-WIDTH.json` and logs a line for each arm."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--folder", type=Path, required=True)
@@ -170,6 +173,7 @@ def main() -> None:
     p.add_argument("--number", type=int, default=256, help="requests of each workflow")
     p.add_argument("--workflows", nargs="*", choices=prompts.WORKFLOWS, default=list(prompts.WORKFLOWS))
     p.add_argument("--frames", type=int, default=FULL)
+    p.add_argument("--canvas", choices=("small", "large"), default="small", help="160x96 or 256x144")
     p.add_argument("--batch", type=int, default=32)
     args = p.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -177,14 +181,15 @@ def main() -> None:
     geometry = read_geometry(args.folder, {})
     models, model = Models(args.folder, device), load_transformer(args.folder, device)
     arms = arms_of(model, args.adapters, (geometry.audio_shift, geometry.video_shift))
+    canvas = sizes.SMALL if args.canvas == "small" else sizes.LARGE
     for workflow in args.workflows:
-        gate = Gate(models, model, workflow, args.number, num_frames=args.frames, batch=args.batch)
+        gate = Gate(models, model, workflow, args.number, num_frames=args.frames, batch=args.batch, canvas=canvas)
         found: dict[str, Found] = {}
         for arm in arms:
             found[arm.name] = gate.run(arm)
             log.info("%s %s all together %.3f, mean %.4f", workflow, arm.name, found[arm.name].every.mean(), found[arm.name].share.mean())
         rows = report(found, arms)
-        (args.out / f"gate-{workflow}.json").write_text(json.dumps(rows, indent=1))
+        (args.out / f"gate-{workflow}-{canvas[1]}.json").write_text(json.dumps(rows, indent=1))
         log.info("%s", json.dumps({workflow: rows}))
 
 

@@ -11,7 +11,7 @@ from eval import oracle, prompts
 from eval.stats import wilson
 from videogen.errors import VideogenError, say
 from videogen.pocket import captions, data, sizes, world
-from videogen.pocket.cache import Asked, Cache, Models
+from videogen.pocket.cache import Asked, Cache, Canvas, Models
 from videogen.pocket.shapes import parts, unflatten
 from videogen.pocket.train_audio import log_spectral_distance, sound_pool
 from videogen.pocket.train_transformer import FULL, SHORT, Trainer, export, options, train
@@ -70,19 +70,19 @@ def asked(requests: list[prompts.EvalRequest]) -> list[Asked]:
 class Bench:
     """Stored requests of one workflow, encoded; samples them and reads what comes out."""
 
-    def __init__(self, models: Models, workflow: str, number: int) -> None:
-        self.workflow, self.number = workflow, number
-        self.cache = Cache.of(models, asked(prompts.load(workflow, number)), badge=workflow == "ref2va")
+    def __init__(self, models: Models, workflow: str, number: int, canvas: Canvas = sizes.SMALL) -> None:
+        self.workflow, self.number, self.canvas = workflow, number, canvas
+        self.cache = Cache.of(models, asked(prompts.load(workflow, number)), badge=workflow == "ref2va", canvas=canvas)
 
     @torch.no_grad()
     def run(self, trainer: Trainer, num_frames: int, forwards: int) -> tuple[dict[str, float], torch.Tensor, torch.Tensor]:
         """Counts of right answers, all clips as uint8 (N, T, H, W, 3) in request order, and per-request all-right flags."""
         cache, device = self.cache, trainer.device
         hits: dict[str, torch.Tensor] = {}
-        clips = torch.zeros(self.number, num_frames, sizes.HEIGHT, sizes.WIDTH, 3, dtype=torch.uint8)
+        clips = torch.zeros(self.number, num_frames, *self.canvas, 3, dtype=torch.uint8)
         for order, bucket in enumerate(cache.buckets):
             generator = torch.Generator(device).manual_seed(1000 + order)
-            for index in parts(torch.arange(len(bucket.clip), device=device), 64):
+            for index in parts(torch.arange(len(bucket.clip), device=device), 64 if self.canvas == sizes.SMALL else 24):
                 frames, sound = trainer.sample(cache, bucket, index, num_frames, forwards, generator)
                 where = bucket.clip[index].cpu()
                 clips[where] = data.quantise(frames).cpu()
@@ -104,7 +104,7 @@ class Bench:
         if kind in "flb":
             part = self.cache.layout[where].to(frames.device)
             last = (frames.shape[1] - 1) / world.FPS
-            truth, _ = world.render(part, torch.tensor([0.0, last]), sizes.HEIGHT, sizes.WIDTH)
+            truth, _ = world.render(part, torch.tensor([0.0, last]), *self.canvas)
             if kind in "fb":
                 out["first_db"] = oracle.psnr(frames[:, 0], truth[:, 0])
             if kind in "lb":
@@ -118,32 +118,37 @@ def quick_judge(number: int, forwards: int) -> Any:
 
     def judge(trainer: Trainer, short: bool) -> dict[str, Any]:
         if not benches:
-            benches.extend(Bench(trainer.cache.models, w, number if w == "t2va" else number // 2) for w in prompts.WORKFLOWS)
+            benches.extend(Bench(trainer.models, w, number if w == "t2va" else number // 2) for w in prompts.WORKFLOWS)
+            benches.extend(Bench(trainer.models, "t2va", number, cache.canvas) for cache in trainer.caches if cache.canvas == sizes.LARGE)
         frames = SHORT if short else FULL
         out: dict[str, Any] = {"forwards": forwards}
         for bench in benches:
             if short and bench.workflow == "fl2va":
                 continue
             totals, _, _ = bench.run(trainer, frames, forwards)
-            out[bench.workflow] = {k: round(v if k.endswith("_db") else v / bench.number, 3) for k, v in totals.items()}
+            name = bench.workflow if bench.canvas == sizes.SMALL else f"{bench.workflow} large"
+            out[name] = {k: round(v if k.endswith("_db") else v / bench.number, 3) for k, v in totals.items()}
         return out
 
     return judge
 
 
-def curve(trainer: Trainer, out: Path, numbers: dict[str, int]) -> dict[str, Any]:
+def curve(trainer: Trainer, out: Path, numbers: dict[str, int], canvas: Canvas) -> dict[str, Any]:
     """Accuracies with intervals over fewer forwards and with every other block left out; PSNR to the 49-forward clip."""
     facts: dict[str, Any] = {}
     for workflow, number in numbers.items():
-        bench = Bench(trainer.cache.models, workflow, number)
+        bench = Bench(trainer.models, workflow, number, canvas)
         best: torch.Tensor | None = None
-        for forwards in FORWARDS if workflow == "t2va" else FORWARDS[:1]:
+        whole = workflow == "t2va" and canvas == sizes.SMALL
+        for forwards in FORWARDS if whole else (FORWARDS[0], FORWARDS[3]):
             best = _one(facts, f"{workflow}@{forwards}", bench, trainer, forwards, best, out)
-        if workflow == "t2va":
+        if whole:
             trainer.forward.skip = frozenset(range(1, sizes.TRANSFORMER["num_layers"], 2))
             _one(facts, "t2va@49 without every other block", bench, trainer, FORWARDS[0], best, out)
             trainer.forward.skip = frozenset()
-        (out / f"curve-{workflow}.json").write_text(json.dumps({k: v for k, v in facts.items() if k.startswith(workflow)}, indent=1))
+        (out / f"curve-{workflow}-{canvas[1]}.json").write_text(
+            json.dumps({k: v for k, v in facts.items() if k.startswith(workflow)}, indent=1)
+        )
     return facts
 
 
@@ -172,6 +177,7 @@ def main() -> None:
     p = options()
     p.add_argument("what", choices=("vae", "train", "curve"))
     p.add_argument("--number", type=int, default=128, help="requests of each workflow")
+    p.add_argument("--canvas", choices=("small", "large"), default="small", help="for the curve: 160x96 or 256x144")
     p.add_argument("--workflows", nargs="*", choices=prompts.WORKFLOWS, help="for the curve; all by default")
     args = p.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -191,7 +197,8 @@ def main() -> None:
         trainer = train(args)
     if args.what == "curve":
         trainer.forward.compiled_sampling = device.type == "cuda"
-        curve(trainer, args.out, dict.fromkeys(args.workflows or prompts.WORKFLOWS, args.number))
+        canvas = sizes.SMALL if args.canvas == "small" else sizes.LARGE
+        curve(trainer, args.out, dict.fromkeys(args.workflows or prompts.WORKFLOWS, args.number), canvas)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ _HELP = {
     "bank": "share of the time for the teacher's trajectories (%(default)s)",
     "rollout": "share of the training time on the student's own states (%(default)s)",
     "short": "share of the trajectories' time for 39-frame clips (%(default)s)",
+    "large": "share of the other trajectories at 256x144 (%(default)s)",
     "anchor": "weight of the states on the way in roll-outs (%(default)s)",
     "rate": "learning rate of the regression (%(default)s)",
     "rollout_rate": "learning rate of the roll-outs (%(default)s)",

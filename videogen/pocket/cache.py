@@ -20,7 +20,7 @@ from videogen.pocket.shapes import parts, unflatten
 from videogen.pocket.train_text import features_during, live_language
 
 REFERENCE = sizes.CANVAS["reference_image_short_edge"]
-ROWS_PER_FRAME = sizes.HEIGHT // 16 * (sizes.WIDTH // 16)
+Canvas = tuple[int, int]  # height and width in pixels
 AUDIO_LATENTS = 207
 VISION_START, VISION_END, IMAGE_PAD = "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"
 KINDS = ("t", "f", "l", "b")  # text; first, last, both frames; r is a reference picture
@@ -37,6 +37,7 @@ class Bucket:
     sound: torch.Tensor  # (n,)
     text: torch.Tensor  # (n, L, text_dim)
     scenes: list[Scene]
+    canvas: Canvas = sizes.SMALL
 
 
 class Models:
@@ -129,9 +130,10 @@ class Cache:
         full_only: bool = False,
         sounds_each: int = 64,
         num_frames: int = 124,
+        canvas: Canvas = sizes.SMALL,
         audio_ready: Callable[[], None] | None = None,
     ) -> None:
-        self.models = models
+        self.models, self.canvas = models, canvas
         plain = clips * 3 // 4
         scenes, layout = self._sorted(*data.draw(plain, seed, held_out=held_out))
         badge_scenes, badge_layout = data.draw(clips - plain, seed + 1, held_out=held_out, badge=True)
@@ -143,11 +145,12 @@ class Cache:
         self.buckets = self._requests(random.Random(seed), paraphrases, full_only)
 
     @classmethod
-    def of(cls, models: Models, asked: Sequence[Asked], *, badge: bool) -> "Cache":
+    def of(cls, models: Models, asked: Sequence[Asked], *, badge: bool, canvas: Canvas = sizes.SMALL) -> "Cache":
         """A set for given requests; their clips serve as the given pictures and as the truth to compare with."""
         cache = cls.__new__(cls)
         layout = world.plan([a.scene for a in asked], [a.world_seed for a in asked], badge=badge)
         none = layout[:0]
+        cache.canvas = canvas
         cache.models, cache.scenes, cache.plain = models, [a.scene for a in asked], 0 if badge else len(asked)
         cache.layout, cache.badges = (none, layout) if badge else (layout, none)
         cache._encode([layout], len(asked) if badge else 0, world.FRAMES)
@@ -168,13 +171,15 @@ class Cache:
         device = self.models.device
         dtype = torch.bfloat16 if device.type == "cuda" else None
         ends = [n for n in LAST_FRAMES if n <= num_frames]
+        most = CLIP_BATCH if device.type == "cuda" else 2
+        batch = max(1, most * sizes.HEIGHT * sizes.WIDTH // (self.canvas[0] * self.canvas[1]))
         rows, firsts = [], []
         lasts: dict[int, list[torch.Tensor]] = {n: [] for n in ends}
         pixels: list[torch.Tensor] = []
         for layout in layouts:
-            for begin in range(0, len(layout), CLIP_BATCH):
-                part = layout[begin : begin + CLIP_BATCH].to(device)
-                frames = data.quantise(world.render(part, world.frame_times(num_frames), sizes.HEIGHT, sizes.WIDTH)[0])
+            for begin in range(0, len(layout), batch):
+                part = layout[begin : begin + batch].to(device)
+                frames = data.quantise(world.render(part, world.frame_times(num_frames), *self.canvas)[0])
                 rows.append(self.models.rows_of(frames, dtype).to(torch.bfloat16))
                 firsts.append(self.models.rows_of(frames[:, :1]).half())
                 for number in ends:
@@ -242,7 +247,7 @@ class Cache:
         vision = set(self.models.processor.tokenizer.convert_tokens_to_ids([VISION_START, VISION_END, IMAGE_PAD]))
         tags = [0 if token in vision else 1 for token in entries[0][2]]
         sound = torch.tensor([e[1] for e in entries])
-        return Bucket(kind, tags, clip.to(device), sound.to(device), torch.cat(features), [e[3] for e in entries])
+        return Bucket(kind, tags, clip.to(device), sound.to(device), torch.cat(features), [e[3] for e in entries], self.canvas)
 
     def _pixels(self, kind: str, clip: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         if kind == "t":

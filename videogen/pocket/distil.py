@@ -15,12 +15,12 @@ from videogen.errors import bad
 from videogen.families.h3 import read_geometry
 from videogen.identity import hash_file, hash_text
 from videogen.pocket import bank, sizes
-from videogen.pocket.cache import Cache, Models
+from videogen.pocket.cache import Cache, Canvas, Models
 from videogen.pocket.distil_options import DistilOptions
 from videogen.pocket.distiller import Distiller
 from videogen.pocket.matching import Matching
 from videogen.pocket.ranks import Ranks
-from videogen.pocket.train_transformer import FULL, SHORT
+from videogen.pocket.train_transformer import FULL, SHORT, plain
 from videogen.pocket.training import Log
 
 _MUST_FIT = ("in_channels", "audio_in_channels", "text_dim", "patch_size")
@@ -43,13 +43,16 @@ def distil(options: DistilOptions) -> dict[str, Any]:
     run = Distiller(options, ranks, log, model, (geometry.audio_shift, geometry.video_shift))
     if options.resume:
         run.resume()
-    cache = _requests(options, ranks, log)
+    cache = _requests(options, ranks, log, sizes.SMALL)
     start = run.agreed()
     total = min(options.seconds, options.deadline - time.time() if options.deadline else options.seconds)
     gathered = start + total * options.bank
     short = bank.shapes_of(cache, SHORT, bank.TOY if options.smoke else bank.SHORT)
-    long = bank.shapes_of(cache, FULL, bank.LONG) if not options.smoke else []
-    run.gather(cache, short, long, lambda share: run.agreed() > start + (gathered - start) * share)
+    long = bank.shapes_of(cache, FULL, bank.LONG, 1 - options.large) if not options.smoke else []
+    if options.large:
+        large = _requests(options, ranks, log, sizes.LARGE)
+        long += bank.shapes_of(large, SHORT if options.smoke else FULL, bank.TOY if options.smoke else bank.LARGE, options.large)
+    run.gather(short, long, lambda share: run.agreed() > start + (gathered - start) * share)
     run.compare("before", with_base=True)
     left = start + total - _LOOK_S - run.agreed()
     if "regress" not in run.finished and options.rollout < 1:
@@ -77,22 +80,17 @@ def _toy(options: DistilOptions) -> DistilOptions:
 def load_transformer(folder: Path, device: torch.device) -> Any:
     """The folder's transformer in float32. Raises RequestError when it does not fit pocket-h3's latents and text."""
     model = MiniMaxH3Transformer3DModel.from_pretrained(folder / "transformer", torch_dtype=torch.float32)
-    odd = [name for name in _MUST_FIT if tuple_of(model.config[name]) != tuple_of(sizes.TRANSFORMER[name])]
+    odd = [name for name in _MUST_FIT if plain(model.config[name]) != plain(sizes.TRANSFORMER[name])]
     if odd:
         raise bad("lora distil", f"{folder} with another {', '.join(odd)}", "a pocket-h3 folder", "lora.distil serves others by callables")
     return model.to(device).eval()
 
 
-def tuple_of(value: Any) -> Any:
-    """Configs hold lists where our tables hold tuples."""
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _requests(options: DistilOptions, ranks: Ranks, log: Log) -> Cache:
+def _requests(options: DistilOptions, ranks: Ranks, log: Log, canvas: Canvas) -> Cache:
     models = Models(options.folder, ranks.device)
     frames = SHORT if options.smoke else FULL
     seed = options.seed + 200 + 1000 * ranks.rank
-    cache = Cache(models, options.clips, seed=seed, held_out=False, paraphrases=6, sounds_each=1, num_frames=frames)
+    cache = Cache(models, options.clips, seed=seed, held_out=False, paraphrases=6, sounds_each=1, num_frames=frames, canvas=canvas)
     log(event="requests", clips=len(cache.scenes), requests=sum(len(b.clip) for b in cache.buckets), device=str(ranks.device))
     return cache
 

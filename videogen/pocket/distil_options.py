@@ -23,6 +23,7 @@ class DistilOptions:
     bank: float = 0.3
     rollout: float = 0.75
     short: float = 0.15
+    large: float = 0.25
     anchor: float = 0.0
     rate: float = 2e-3
     rollout_rate: float = 2e-3
@@ -46,6 +47,7 @@ class DistilOptions:
             ("bank", 0.01, 0.95),
             ("rollout", 0, 1),
             ("short", 0, 0.9),
+            ("large", 0, 0.9),
             ("anchor", 0, 100),
             ("rate", 1e-7, 1),
             ("rollout_rate", 1e-7, 1),

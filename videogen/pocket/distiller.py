@@ -15,7 +15,6 @@ from lora.distil import levels_at, rollout_loss, segment_loss, segment_weights, 
 from lora.trainable import LowRank
 from videogen.errors import bad
 from videogen.pocket.bank import Part, Shape, Teaching, build_bank
-from videogen.pocket.cache import Cache
 from videogen.pocket.distil_options import DistilOptions
 from videogen.pocket.looks import Seen, ends, judge
 from videogen.pocket.packed import PackedForward
@@ -50,11 +49,11 @@ class Distiller:
         self.steps = 0
         self._held: dict[str, Any] | None = None
 
-    def gather(self, cache: Cache, short: list[Shape], long: list[Shape], is_over: Callable[[float], bool]) -> None:
+    def gather(self, short: list[Shape], long: list[Shape], is_over: Callable[[float], bool]) -> None:
         """Choose the warp if none is asked for, then fill the bank: short clips for their share of the time, then whole ones."""
         how = Teaching(self.teacher, self.options.teacher, self.shifts, [1.0, 0.0], self.options.row_budget)
         if not self.warp:
-            self.warp = self.ranks.agree(choose_warp(cache, long or short, how, self.options.forwards, self.options.seed, self.log))
+            self.warp = self.ranks.agree(choose_warp(long or short, how, self.options.forwards, self.options.seed, self.log))
         points = student_points(self.options.forwards, self.warp)
         self.sigmas = levels_at(points, self.shifts, self.student.downs[0])  # (2, N + 1)
         self.segments = segment_weights(self.sigmas.flip(0)).cumsum(0)  # by the video's levels
@@ -64,7 +63,7 @@ class Distiller:
         for shapes, share in ((short, self.options.short), (long, 1.0)):
             if shapes and share:
                 least, over = (len(shapes), lambda: True) if counted else (1, partial(is_over, share))
-                self.parts += build_bank(cache, shapes, how, seed, held=HELD, least=least, is_over=over)
+                self.parts += build_bank(shapes, how, seed, held=HELD, least=least, is_over=over)
             seed += 1
         self.log(event="bank", parts=len(self.parts), trajectories=sum(p.count for p in self.parts), held=sum(p.held for p in self.parts))
 

@@ -8,8 +8,8 @@ import torch
 from lora.distil import Look, State, frechet, rollout
 from videogen.pocket import packed, sizes
 from videogen.pocket.bank import Forward, Part
+from videogen.pocket.clip_rows import latent_size
 from videogen.pocket.shapes import parts as split
-from videogen.pocket.train_transformer import latent_frames
 
 FEATURES = 24
 
@@ -61,8 +61,8 @@ def judge(parts: Sequence[Part]) -> Callable[[list[State]], Seen]:
     def look(found: list[State]) -> Seen:
         video = [(a[1] - b[1]).pow(2).flatten(1).mean(1) for a, b in zip(found, wanted)]
         audio = torch.cat([(a[0] - b[0]).pow(2).flatten(1).mean(1) for a, b in zip(found, wanted)])
-        kinds = sorted({part.key[0] for part in parts})
-        by_kind = {kind: _db(torch.cat([v for v, part in zip(video, parts) if part.key[0] == kind])) for kind in kinds}
+        names = [part.key[0] if part.key[3] == sizes.SMALL else f"{part.key[0]}_large" for part in parts]
+        by_kind = {kind: _db(torch.cat([v for v, name in zip(video, names) if name == kind])) for kind in sorted(set(names))}
         video_db, audio_db = _db(torch.cat(video)), _db(audio)
         distance = frechet(_features(found, parts), true_features)
         return Seen(Look((video_db + audio_db) / 2, sharpness(found, parts), distance), video_db, audio_db, by_kind)
@@ -82,14 +82,16 @@ def _db(errors: torch.Tensor) -> float:
 
 
 def _latents(found: Sequence[State], parts: Sequence[Part]) -> list[torch.Tensor]:
-    where = (sizes.HEIGHT // 8, sizes.WIDTH // 8)
-    return [packed.unpatchify(state[1], (latent_frames(part.key[2]), *where)) for state, part in zip(found, parts)]
+    return [packed.unpatchify(state[1], latent_size(part.key[2], part.key[3])) for state, part in zip(found, parts)]
 
 
 def _features(found: Sequence[State], parts: Sequence[Part]) -> torch.Tensor:
-    """Fixed random projections of whole latent frames, of the video's size and its change in time; (n, FEATURES)."""
+    """Fixed random projections of whole latent frames, of the video's size and its change in time; (n, FEATURES). One canvas only."""
     rows = []
-    for z in _latents(found, parts):
+    first = parts[0].key[3]
+    for z, part in zip(_latents(found, parts), parts):
+        if part.key[3] != first:
+            continue
         pair = torch.cat([z[:, :, :-1], z.diff(dim=2)], dim=1)  # (B, 2 C, T - 1, h, w)
         rows.append(pair.transpose(1, 2).flatten(0, 1).flatten(1))
     every = torch.cat(rows)

@@ -16,10 +16,9 @@ from diffusers import MiniMaxH3Transformer3DModel
 from videogen.errors import bad
 from videogen.pocket import packed, sizes
 from videogen.pocket.build import save_model
-from videogen.pocket.cache import REFERENCE, ROWS_PER_FRAME, Bucket, Cache, Models
-from videogen.pocket.fast_vae import from_vae
+from videogen.pocket.cache import Bucket, Cache, Canvas, Models
+from videogen.pocket.clip_rows import audio_latents, decode, rows_of
 from videogen.pocket.ranks import Ranks
-from videogen.pocket.shapes import parts, unflatten
 from videogen.pocket.steps import Steps
 from videogen.pocket.train_vae import parser
 from videogen.pocket.training import Log, load_state, rate_at, save_state
@@ -31,16 +30,6 @@ HIGH = 0.8  # base level; video noise .98 at shift 12
 CLOCK_STEPS = 20  # the ranks agree on the time this often
 SHIFTS = (sizes.AUDIO_SHIFT, sizes.VIDEO_SHIFT)
 Judge = Callable[["Trainer", bool], dict[str, Any]]  # reads samples of the averaged weights; the second argument asks for short clips
-
-
-def latent_frames(num_frames: int) -> int:
-    """Latent frames of 17n + 5 frames."""
-    return (num_frames - 5) // 17 * 5 + 2
-
-
-def audio_latents(num_frames: int) -> int:
-    """Audio latents a channel of a clip."""
-    return round(num_frames / 24 * 40)
 
 
 def new_transformer() -> Any:
@@ -68,32 +57,29 @@ def emphasised(u: torch.Tensor, share: float) -> torch.Tensor:
 class Trainer:
     """Model, cache, optimiser and the layouts of every bucket."""
 
-    def __init__(self, models: Models, cache: Cache, log: Log, ranks: Ranks, *, rates: tuple[float, float], budget: int) -> None:
-        self.device, self.cache, self.log, self.ranks, self.budget = models.device, cache, log, ranks, budget
+    def __init__(self, models: Models, caches: list[Cache], log: Log, ranks: Ranks, *, rates: tuple[float, float], budget: int) -> None:
+        self.device, self.models, self.caches, self.log, self.ranks, self.budget = models.device, models, caches, log, ranks, budget
         self.model = new_transformer().to(self.device)
         on_gpu = self.device.type == "cuda"
         self.forward = packed.PackedForward(self.model, dtype=torch.bfloat16 if on_gpu else torch.float32, compiled=on_gpu)
         self.advance = Steps(self.model, ranks, rate=rates[0], muon_rate=rates[1])
         self.average = self.advance.average
         self.steps = self.seen = 0
-        self.high = 0.0
-        self._rows: dict[tuple[str, int, int], packed.Rows] = {}
+        self.high = self.large = 0.0
+        self._rows: dict[tuple[str, int, int, Canvas], packed.Rows] = {}
         self.losses = torch.zeros(2, device=self.device)
 
     def rows(self, bucket: Bucket, num_frames: int) -> packed.Rows:
         """The layout of a bucket's requests at a clip length."""
-        key = (bucket.kind, len(bucket.tags), num_frames)
+        key = (bucket.kind, len(bucket.tags), num_frames, bucket.canvas)
         if key not in self._rows:
-            size = (latent_frames(num_frames), sizes.HEIGHT // 8, sizes.WIDTH // 8)
-            built = packed.layout(bucket.tags, bucket.kind, size, audio_latents(num_frames), (REFERENCE // 8, REFERENCE // 8))
-            self._rows[key] = built.to(self.device)
+            self._rows[key] = rows_of(bucket, num_frames)
         return self._rows[key]
 
-    def loss(self, bucket: Bucket, index: torch.Tensor, num_frames: int) -> torch.Tensor:
-        """Velocity error of video plus that of sound on some requests of a bucket."""
-        cache, rows, size = self.cache, self.rows(bucket, num_frames), len(index)
-        clip = bucket.clip[index]
-        video = cache.rows[clip, : latent_frames(num_frames) * ROWS_PER_FRAME].float()
+    def loss(self, cache: Cache, bucket: Bucket, index: torch.Tensor, num_frames: int) -> torch.Tensor:
+        """Velocity error of video plus that of sound on some requests of a cache's bucket."""
+        rows, size = self.rows(bucket, num_frames), len(index)
+        video = cache.rows[bucket.clip[index], : rows.video].float()
         audio = cache.audio[bucket.sound[index], :, : audio_latents(num_frames)].flatten(1, 2)
         clean = cache.condition(bucket, index, num_frames)
         condition = packed.ANCHOR_T * clean + (1 - packed.ANCHOR_T) * torch.randn_like(clean)
@@ -114,8 +100,8 @@ class Trainer:
     ) -> None:
         """Steps on clips of `num_frames` until `until` on the stage's clock; `checks` are the moments to save and let the judge look."""
         rng = random.Random(self.steps)
-        buckets = [b for b in self.cache.buckets if num_frames == FULL or b.kind in "tfr"]
-        shares, said, seen = [len(b.clip) for b in buckets], self.log.seconds(), self.seen
+        choices, shares = self._choices("tfr" if num_frames != FULL else "tflbr")
+        said, seen = self.log.seconds(), self.seen
         while True:
             if self.steps % CLOCK_STEPS == 0:
                 now = self.ranks.agree(self.log.seconds())
@@ -131,14 +117,26 @@ class Trainer:
                     said, seen = self.log.seconds(), self.seen
                     losses = {"loss_video": self.losses[0], "loss_audio": self.losses[1]}
                     self.log(frames=num_frames, steps=self.steps, samples=self.seen, per_s=rate, **losses)
-            bucket = rng.choices(buckets, shares)[0]
+            cache, bucket = rng.choices(choices, shares)[0]
             size = max(1, self.budget // self.rows(bucket, num_frames).length // 4 * 4) if self.budget > 8000 else 2
-            self.advance((bucket.kind, len(bucket.tags), num_frames), partial(self.drawn, bucket, size, num_frames))
+            key = (bucket.kind, len(bucket.tags), num_frames, bucket.canvas)
+            self.advance(key, partial(self.drawn, cache, bucket, size, num_frames))
             self.steps, self.seen = self.steps + 1, self.seen + size * self.ranks.count
 
-    def drawn(self, bucket: Bucket, size: int, num_frames: int) -> torch.Tensor:
+    def _choices(self, kinds: str) -> tuple[list[tuple[Cache, Bucket]], list[float]]:
+        """Buckets of the given kinds with their shares of the steps; the last of several canvases has the share `large`."""
+        choices, shares = [], []
+        for order, cache in enumerate(self.caches):
+            whole = 1.0 if len(self.caches) == 1 else (1 - self.large, self.large)[order]
+            chosen = [b for b in cache.buckets if b.kind in kinds]
+            choices += [(cache, b) for b in chosen]
+            total = sum(len(b.clip) for b in chosen)
+            shares += [whole * len(b.clip) / total for b in chosen]
+        return choices, shares
+
+    def drawn(self, cache: Cache, bucket: Bucket, size: int, num_frames: int) -> torch.Tensor:
         """The loss on `size` requests of a bucket, drawn on the device."""
-        return self.loss(bucket, torch.randint(len(bucket.clip), (size,), device=self.device), num_frames)
+        return self.loss(cache, bucket, torch.randint(len(bucket.clip), (size,), device=self.device), num_frames)
 
     def look(self, judge: Judge | None, short: bool) -> None:
         """Let the judge read samples of the averaged weights."""
@@ -160,7 +158,7 @@ class Trainer:
         condition = packed.ANCHOR_T * clean + (1 - packed.ANCHOR_T) * noise
         channels = (sizes.AUDIO_CHANNELS, sizes.LATENT_CHANNELS * 4)
         audio, video = packed.sample(self.forward, rows, bucket.text[index].float(), condition, channels, forwards, SHIFTS, generator)
-        return decode(cache.models, audio, video, num_frames)
+        return decode(cache.models, audio, video, num_frames, cache.canvas)
 
     def save(self, out: Path) -> None:
         """Write a checkpoint that `--resume` continues from."""
@@ -184,7 +182,7 @@ class Trainer:
     def start_from(self, folder: Path) -> None:
         """Take a folder's transformer as live and averaged weights; the optimiser starts afresh."""
         held = MiniMaxH3Transformer3DModel.from_pretrained(folder / "transformer", torch_dtype=torch.float32)
-        if differing := [k for k in sizes.TRANSFORMER if held.config[k] != self.model.config[k]]:
+        if differing := [k for k in sizes.TRANSFORMER if plain(held.config[k]) != plain(self.model.config[k])]:
             raise bad(
                 "transformer to start from", folder, f"the same {', '.join(differing)} as videogen.pocket.sizes", "train from nothing"
             )
@@ -194,19 +192,9 @@ class Trainer:
         self.log(event="started from", folder=str(folder))
 
 
-@torch.no_grad()
-def decode(models: Models, audio: torch.Tensor, video: torch.Tensor, num_frames: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Packed rows to pictures (B, T, H, W, 3) in [0, 1] and stereo samples (B, 2, N) through the stock decoders."""
-    shape = (latent_frames(num_frames), sizes.HEIGHT // 8, sizes.WIDTH // 8)
-    z = packed.unpatchify(video, shape)
-    z = z * models.std[:, None, None, None] + models.mean[:, None, None, None]
-    frames = []
-    for part in parts(z, 16):
-        frames.append(from_vae(models.vae.decode(part).sample.permute(0, 2, 3, 4, 1)))
-    mean, std = models.audio_scale
-    heard = unflatten(audio, 1, (2, -1)).flatten(0, 1) * std + mean
-    samples = torch.cat([models.audio.decode(part.transpose(1, 2)).sample[:, 0] for part in parts(heard, 64)])
-    return torch.cat(frames), unflatten(samples, 0, (-1, 2))
+def plain(value: Any) -> Any:
+    """Saved configs hold lists where our tables hold tuples."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def train(args: argparse.Namespace, judge: Judge | None = None) -> Trainer:
@@ -216,19 +204,25 @@ def train(args: argparse.Namespace, judge: Judge | None = None) -> Trainer:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     log = Log(args.out / ("transformer.jsonl" if not ranks.rank else f"transformer.rank{ranks.rank}.jsonl"), "transformer")
     models = Models(args.folder, ranks.device)
-    cache = Cache(
-        models,
-        5 if args.smoke else args.clips,
-        seed=args.seed + 100 + 1000 * ranks.rank,
-        held_out=False,
-        paraphrases=args.paraphrases,
-        sounds_each=1 if args.smoke else 64,
-        num_frames=args.clip_frames,
-        audio_ready=partial(_wait_for, args.after) if args.after else None,
-    )
-    log(event="cached", clips=len(cache.scenes), requests=sum(len(b.clip) for b in cache.buckets), buckets=len(cache.buckets))
-    trainer = Trainer(models, cache, log, ranks, rates=(args.rate, args.muon_rate), budget=4000 if args.smoke else args.row_budget)
-    trainer.high = args.high
+    caches = []
+    for order, (canvas, clips) in enumerate(((sizes.SMALL, args.clips), (sizes.LARGE, args.large_clips if args.large else 0))):
+        if not clips:
+            continue
+        cache = Cache(
+            models,
+            5 if args.smoke else clips,
+            seed=args.seed + 100 + 1000 * ranks.rank + 10 * order,
+            held_out=False,
+            paraphrases=args.paraphrases,
+            sounds_each=1 if args.smoke else 64,
+            num_frames=args.clip_frames,
+            canvas=canvas,
+            audio_ready=partial(_wait_for, args.after) if args.after else None,
+        )
+        caches.append(cache)
+        log(event="cached", canvas=canvas, clips=len(cache.scenes), requests=sum(len(b.clip) for b in cache.buckets))
+    trainer = Trainer(models, caches, log, ranks, rates=(args.rate, args.muon_rate), budget=4000 if args.smoke else args.row_budget)
+    trainer.high, trainer.large = args.high, args.large
     if args.start_from is not None:
         trainer.start_from(args.start_from)
     if args.resume:
@@ -276,6 +270,8 @@ def options() -> argparse.ArgumentParser:
     p.add_argument("--muon-rate", type=float, default=MUON_RATE, help="Muon's for the blocks' matrices; 0: AdamW for all")
     p.add_argument("--row-budget", type=int, default=ROW_BUDGET, help="packed rows a step and rank")
     p.add_argument("--high", type=float, default=0.0, help="share of the samples moved into the noisiest fifth of the levels (0 up to 1)")
+    p.add_argument("--large", type=float, default=0.0, help="share of the steps on 256x144 clips (0 up to 1)")
+    p.add_argument("--large-clips", type=int, default=4000, help="256x144 clips to train on")
     p.add_argument("--hold", type=float, default=0.4, help="share of the time after which the learning rate falls")
     p.add_argument("--deadline", type=float, default=0.0, help="end by this moment (seconds since 1970)")
     p.add_argument("--checks", type=float, nargs="*", default=[], help="shares of the time at which to save and let the judge look")

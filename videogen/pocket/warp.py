@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from lora.distil import levels_at, student_points
 from videogen.pocket.bank import Shape, Teaching, build_bank
-from videogen.pocket.cache import Cache
 from videogen.pocket.looks import ends, judge
 from videogen.pocket.training import Log
 
@@ -13,13 +12,13 @@ KINDS = "tfr"
 VIDEO_SHARE = 0.75  # of a warp's score; the rest is sound
 
 
-def choose_warp(cache: Cache, shapes: list[Shape], how: Teaching, forwards: int, seed: int, log: Log) -> float:
+def choose_warp(shapes: list[Shape], how: Teaching, forwards: int, seed: int, log: Log) -> float:
     """The warp at which the undistilled model in `forwards` steps ends nearest to its own long path, on one batch of each kind.
 
     It was the better start in a toy study and the better student too; other factors can be asked for by name.
     """
     some = [next(s for s in sorted(shapes, key=lambda s: -s.share) if s.bucket.kind == kind) for kind in KINDS if _has(shapes, kind)]
-    parts = build_bank(cache, some, replace(how, keep=[1.0, 0.0]), seed, held=0, least=len(some), is_over=lambda: True)
+    parts = build_bank(some, replace(how, keep=[1.0, 0.0]), seed, held=0, least=len(some), is_over=lambda: True)
     parts = [replace(part, held=part.states[0].shape[1]) for part in parts]
     look = judge(parts)
     scores = {}

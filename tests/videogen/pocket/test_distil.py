@@ -31,14 +31,14 @@ SHIFTS = (3.0, 12.0)
 CPU = torch.device("cpu")
 
 
-def toy_bank(model: torch.nn.Module, options: DistilOptions, size: int = 4) -> tuple[list[Part], SimpleNamespace, list[Shape]]:
+def toy_bank(model: torch.nn.Module, options: DistilOptions, size: int = 4) -> tuple[list[Part], list[Shape]]:
     rng = torch.Generator().manual_seed(3)
     text = torch.randn(6, 3, sizes.TEXT_DIM, generator=rng)
-    bucket = SimpleNamespace(kind="t", tags=[1, 1, 1], clip=torch.arange(6), text=text)
+    bucket = SimpleNamespace(kind="t", tags=[1, 1, 1], clip=torch.arange(6), text=text, canvas=sizes.SMALL)
     cache = SimpleNamespace(models=SimpleNamespace(device=CPU), condition=lambda b, i, n: torch.zeros(len(i), 0, 96))
-    shapes = [Shape(bucket, 5, ROWS, 1.0)]
+    shapes = [Shape(cache, bucket, 5, ROWS, 1.0)]
     how = Teaching(PackedForward(model, dtype=torch.float32), 6, SHIFTS, [1.0, 0.6, 0.0], ROWS.length * size)
-    return build_bank(cache, shapes, how, 1, held=2, least=1, is_over=lambda: True), cache, shapes
+    return build_bank(shapes, how, 1, held=2, least=1, is_over=lambda: True), shapes
 
 
 def toy_run(folder: Path, **changes: object) -> Distiller:
@@ -47,8 +47,8 @@ def toy_run(folder: Path, **changes: object) -> Distiller:
     torch.manual_seed(0)
     model = tiny()
     run = Distiller(options, Ranks(0, 1, CPU), Log(folder / "log.jsonl", "toy"), model, SHIFTS)
-    _, cache, shapes = toy_bank(model, options)
-    run.gather(cache, [], shapes, lambda share: True)
+    _, shapes = toy_bank(model, options)
+    run.gather([], shapes, lambda share: True)
     return run
 
 
@@ -87,7 +87,7 @@ def test_the_student_is_the_base_until_it_learns_and_then_what_is_applied(tmp_pa
 
 def test_trajectories_end_where_plain_sampling_ends(tmp_path: Path) -> None:
     model = tiny()
-    parts, _, _ = toy_bank(model, DistilOptions(folder=tmp_path, out=tmp_path, forwards=2))
+    parts, _ = toy_bank(model, DistilOptions(folder=tmp_path, out=tmp_path, forwards=2))
     (part,) = parts
     assert part.held == 2 and part.count == 2 and part.states[0].shape[:2] == (3, 4)
     again = torch.Generator().manual_seed(1)
