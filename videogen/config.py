@@ -14,6 +14,7 @@ from caches.policy import WARM_UP
 from lora.contract import Contract
 from videogen.attention.options import OFF, SparseAttention
 from videogen.errors import bad
+from videogen.text.source import TextSource
 from videogen.transforms.options import UNTOUCHED, Savings
 
 Media = str | Path | Image.Image
@@ -50,7 +51,8 @@ class Request:
     """What one clip should be. Unset fields take the model's own value.
 
     steps counts model evaluations (forwards); frames are snapped up to the model's ladder; size is (width, height) in
-    pixels; image and last_image are the first and last frame; references are pictures the model should look at.
+    pixels; image and last_image are the first and last frame; references are pictures the model should look at; expand is
+    the text model that completes the prompt (`videogen.text.source.find_text_source`).
     Raises RequestError on a value no model could take; what depends on the model is checked by its family.
     """
 
@@ -64,6 +66,7 @@ class Request:
     steps: int | None = None
     seed: int | None = None
     round_size: bool = False
+    expand: TextSource | None = None
 
     def __post_init__(self) -> None:
         _check_prompt(self.prompt)
@@ -79,6 +82,8 @@ class Request:
                 raise bad("size", self.size, "(width, height)", "pass two numbers")
             _check_whole("width", self.size[0], 1, 16_384)
             _check_whole("height", self.size[1], 1, 16_384)
+        if self.expand is not None and not isinstance(self.expand, TextSource):
+            raise bad("expand", self.expand, "a TextSource", "pass find_text_source(name)")
         if self.references and (self.image is not None or self.last_image is not None):
             raise bad("references together with image/last_image", len(self.references), "one workflow per clip", "drop one of the two")
 

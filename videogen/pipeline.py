@@ -4,6 +4,7 @@ import logging
 import platform
 import resource
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,7 +23,7 @@ from videogen.device_profile import DeviceProfile, read_profile
 from videogen.errors import bad
 from videogen.families.base import Resolved
 from videogen.families.h3 import H3Family
-from videogen.families.h3_pipeline import RawClip, run, transformer_of
+from videogen.families.h3_pipeline import RawClip, picture_of, run, transformer_of
 from videogen.identity import hash_bytes
 from videogen.load import load_pipeline, pick_device, pick_dtype
 from videogen.media import to_uint8
@@ -31,6 +32,10 @@ from videogen.recipes import find_recipe
 from videogen.result import Result
 from videogen.seeds import draw_seed
 from videogen.source import ModelSource, check_digest, fetch_weights, find_model, open_family
+from videogen.text.expand import Expanded, Expander
+from videogen.text.film import FilmForm
+from videogen.text.grammar import GrammarForm
+from videogen.text.model import TextModel
 from videogen.transforms.adaln import place_projections
 from videogen.transforms.attach import Kept, Transforms
 from videogen.transforms.settle import arithmetic, settled
@@ -59,6 +64,7 @@ class Pipeline:
         self._opened: dict[str, Any] = {}
         self._shelf = Shelf(source)
         self._kept = Kept()
+        self._expander = Expander(GrammarForm() if source.is_pocket else FilmForm(), device, self.dtype)
 
     def sharing(self, recipe: Recipe) -> "Pipeline":
         """Another recipe over the same weights; nothing is loaded twice."""
@@ -66,6 +72,7 @@ class Pipeline:
         if other.dtype != self.dtype:
             raise bad("dtype", recipe.dtype, f"the weights' own, {self.dtype}", "open a pipeline of its own")
         other._shared, other._opened, other._shelf, other._kept = self._shared, self._opened, self._shelf, self._kept
+        other._expander = self._expander
         return other
 
     def load(self, workflow: str) -> Any:
@@ -102,6 +109,8 @@ class Pipeline:
         if note:
             logger.warning("%s", note)
         started, clock = _now(), PhaseClock(on_event, stop or StopFlag())
+        expanded = self._expand(resolved, used_seed, clock)
+        resolved = resolved if expanded is None else replace(resolved, prompt=expanded.text)
         clock.enter("load")
         pipe = self.load(resolved.workflow)
         transforms = self.transforms_for(resolved)
@@ -114,9 +123,30 @@ class Pipeline:
         record = self._record(resolved, used_seed, raw, clock.stages_s) | {"started": started, "finished": _now()}
         record["cache"] |= {"certificate": cache.certificates[0].promise if cache.certificates and cache.lam else None, "note": note}
         record["savings"] = transforms.told
+        record["expansion"] = None if expanded is None else expanded.record()
         record["adapters"] = adapters_record(self.recipe.adapters, attached_to(transformer_of(pipe)))
         record["output"] = {"frames_sha256": hash_bytes(frames.tobytes()), "audio_sha256": hash_bytes(raw.audio.tobytes())}
         return Result(frames, np.clip(raw.audio, -1.0, 1.0), raw.sampling_rate, resolved.fps, record)
+
+    def _expand(self, resolved: Resolved, seed: int, clock: PhaseClock) -> Expanded | None:
+        """The prompt completed by the text model that the request names, if any."""
+        if resolved.expand is None:
+            return None
+
+        def own() -> TextModel | str:
+            if self.source.weights == "random":
+                return "the text encoder has random weights"
+            clock.enter("load")
+            pipe = self.load(resolved.workflow)
+            clock.enter("expand")
+            return TextModel(pipe.text_encoder, pipe.tokenizer, pipe.processor)
+
+        clock.enter("expand")
+        pictures = [picture_of(each.media) for each in resolved.inputs]
+        expanded = self._expander.expand(resolved.expand, resolved.prompt, seed, own=own, pictures=pictures)
+        if expanded.reason:
+            logger.warning("prompt expansion: by template, %s", expanded.reason)
+        return expanded
 
     def transforms_for(self, resolved: Resolved) -> Transforms:
         """What this pipeline attaches for one request; entered around its blocks."""

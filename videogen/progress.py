@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from videogen.errors import CancelledRender
 
-PHASES = ("load", "text", "prepare", "denoise", "decode", "encode")
+PHASES = ("expand", "load", "text", "prepare", "denoise", "decode", "encode")
 
 
 @dataclass(frozen=True, slots=True)

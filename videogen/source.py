@@ -43,6 +43,11 @@ class ModelSource:
         return str(self.card.get("note", ""))
 
     @property
+    def is_pocket(self) -> bool:
+        """Whether prompts are of the caption grammar that pocket-h3 was trained on."""
+        return self.card.get("name") == "pocket-h3"
+
+    @property
     def adapters_folder(self) -> Path:
         """Where the model's own adapters lie: `adapters/` in its folder; beside it for pocket, whose files are its identity."""
         return POCKET_FOLDER.parent / ADAPTERS if self.folder == POCKET_FOLDER else self.folder / ADAPTERS

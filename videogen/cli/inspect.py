@@ -108,6 +108,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         resolved, model = record["resolved"], record["model"]
         print(f"prompt    {resolved['prompt']}")
+        if found := record.get("expansion"):
+            why = f", {found['reason']}" if found["reason"] else ""
+            print(f"expanded  from {found['original']!r} by {found['source']} ({found['outcome']}{why})")
         print(f"clip      {resolved['workflow']} {resolved['width']}x{resolved['height']}, {resolved['frames']} frames")
         print(f"sampling  {record['forwards']} forwards, seed {resolved['seed']}, {resolved['dtype']}, recipe {resolved['recipe']}")
         print(f"model     {model['source']} {model['identity'][:12]}{': ' + model['label'] if model['label'] else ''}")

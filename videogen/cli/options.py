@@ -19,6 +19,7 @@ def add_request_options(parser: argparse.ArgumentParser, environment: Environmen
     what = parser.add_argument_group("what to render")
     what.add_argument("jobs", nargs="*", metavar="JOBS", help="job files: .txt .jsonl .csv .yaml, or - for JSON lines on stdin")
     what.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="a clip's prompt (repeatable)")
+    _add_expansion(what)
     what.add_argument("--image", action="append", default=[], metavar="FILE", help="first frame, one per prompt")
     what.add_argument("--last-image", action="append", default=[], metavar="FILE", help="last frame, one per prompt")
     what.add_argument(
@@ -73,6 +74,17 @@ def add_request_options(parser: argparse.ArgumentParser, environment: Environmen
     out.add_argument("--save-frames", action="store_true", help="also write every frame as PNG")
     out.add_argument("--resume", action=argparse.BooleanOptionalAction, default=True, help="never make a finished clip again (default)")
     add_output_options(parser)
+
+
+def _add_expansion(what: Any) -> None:
+    what.add_argument(
+        "--expand",
+        nargs="?",
+        const="own",
+        metavar="SOURCE",
+        help="complete short prompts, yours first and unchanged: own (default, the model's text encoder), template, pocket, embedded, "
+        "a folder, a .gguf file, a cached hub id, or an OpenAI-compatible address; nothing is downloaded",
+    )
 
 
 def _add_adapter_options(how: Any) -> None:
@@ -131,6 +143,8 @@ def read_raw_jobs(args: argparse.Namespace) -> list[RawJob]:
     if not jobs:
         raise RequestError(say("jobs", "none", "at least one --prompt or job file", 'try --prompt "a red circle moves right"'))
     args.lora = None if args.lora is None else [_from_here(text) for text in args.lora]
+    if args.expand is not None and Path(args.expand).expanduser().exists():
+        args.expand = _from_here(args.expand)
     for job in jobs:
         _fill(job, args)
     return jobs
@@ -143,7 +157,7 @@ def _from_here(adapter: str) -> str:
 
 def _fill(job: RawJob, args: argparse.Namespace) -> None:
     """Lay the flags that were given over a job; length and size are each one choice in several spellings."""
-    singles = (("steps",), ("seed",), ("repeat",), ("cache_lambda",), ("sparse_budget",), ("lora",))
+    singles = (("steps",), ("seed",), ("repeat",), ("cache_lambda",), ("sparse_budget",), ("lora",), ("expand",))
     adapters = (("lora_contract",), ("lora_fuse",))
     groups: Sequence[tuple[str, ...]] = (("frames", "seconds"), ("size", "width", "height"), *singles, *adapters)
     for group in groups:

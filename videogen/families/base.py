@@ -11,6 +11,7 @@ from videogen.errors import bad
 from videogen.identity import hash_picture
 from videogen.images import check_image
 from videogen.sampling import Sigmas
+from videogen.text.source import TextSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class Resolved:
     adapters: str = ""
     inputs: tuple[Input, ...] = ()
     notes: tuple[str, ...] = ()
+    expand: TextSource | None = None
 
     @property
     def seconds(self) -> float:

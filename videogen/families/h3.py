@@ -145,6 +145,7 @@ class H3Family:
             adapters=recipe.adapters.identity,
             inputs=inputs,
             notes=(*notes, *recipe.adapters.notes),
+            expand=request.expand,
         )
 
     def estimate(self, resolved: Resolved) -> Estimate:

@@ -119,7 +119,8 @@ def _phase(block: str) -> str:
     return _PHASE_OF_BLOCK.get(block, "decode" if block.startswith("decode.") else "prepare")
 
 
-def _picture(media: Any) -> Image.Image:
+def picture_of(media: Any) -> Image.Image:
+    """A picture given as a path or in memory, upright RGB."""
     return to_rgb(media) if isinstance(media, Image.Image) else load_image(media)
 
 
@@ -137,8 +138,8 @@ def block_inputs(resolved: Resolved, seed: int) -> dict[str, Any]:
         "generator": torch.Generator("cpu").manual_seed(seed),
         "output_type": "np",
     }
-    references = [MiniMaxH3ImageReference(_picture(i.media)) for i in resolved.inputs if i.role == "reference"]
-    inputs.update({i.role: _picture(i.media) for i in resolved.inputs if i.role != "reference"})
+    references = [MiniMaxH3ImageReference(picture_of(i.media)) for i in resolved.inputs if i.role == "reference"]
+    inputs.update({i.role: picture_of(i.media) for i in resolved.inputs if i.role != "reference"})
     return inputs | ({"references": references} if references else {})
 
 

@@ -14,6 +14,7 @@ from videogen.jobs.files import MEDIA_KEYS, RawJob
 from videogen.jobs.journal import Journal
 from videogen.jobs.names import distinct, render_name
 from videogen.recipes import find_recipe, parse_adapter, with_adapters, with_cache, with_sparse
+from videogen.text.source import TextSource, find_text_source
 
 MAX_REPEAT = 10_000
 _SHOWN_ERRORS = 20
@@ -116,9 +117,16 @@ def make_request(raw: RawJob) -> Request:
     if "round_size" in given:
         values["round_size"] = _flag(place, "round_size", given["round_size"])
     try:
-        return Request(**values)
+        return Request(**values, expand=_text_source(given.get("expand", False), raw.folder))
     except RequestError as error:
         raise RequestError(f"{place}: {error}") from None
+
+
+def _text_source(value: Any, folder: Path) -> TextSource | None:
+    """What completes a prompt: a source by name, `true` for the pipeline's own text encoder, `false` for nothing."""
+    if str(value).lower() in ("false", "no", "none", "off", "0"):
+        return None
+    return find_text_source("own" if str(value).lower() in ("true", "yes", "1") else value, folder)
 
 
 def _listed(value: Any) -> list[Any]:
@@ -197,7 +205,8 @@ def make_drafts(
 def identity_settings(draft: Draft, model_identity: str, encoding: Any) -> dict[str, Any]:
     """Everything that decides a clip's bytes, without its seed: the input of its identity."""
     settled = as_plain(draft.resolved)
-    kept = {key: value for key, value in settled.items() if key not in ("inputs", "notes", "seed")}
+    kept = {key: value for key, value in settled.items() if key not in ("inputs", "notes", "seed", "expand")}
+    kept |= {"expand": draft.resolved.expand.identity} if draft.resolved.expand else {}
     inputs = [[item.role, item.sha256] for item in draft.resolved.inputs]
     recipe = as_plain(replace(draft.recipe, adapters=Adapters()))  # the resolved values name adapters by content, not by path
     return kept | {"inputs": inputs, "model": model_identity, "encoding": as_plain(encoding), "recipe": recipe}
