@@ -20,7 +20,7 @@ def cache_code() -> str:
     return hash_text("\n".join(Path(str(spec.origin)).read_text(encoding="utf-8") for spec in found if spec))
 
 
-def fingerprint(resolved: Resolved, *, weights: str, dtype: str, device: str) -> Fingerprint:
+def fingerprint(resolved: Resolved, *, weights: str, dtype: str, device: str, parallel: str = "1") -> Fingerprint:
     """The stratum a request belongs to; `weights` is their identity. Prompt, seed and pictures vary within a stratum."""
     return Fingerprint(
         weights=weights,
@@ -31,7 +31,7 @@ def fingerprint(resolved: Resolved, *, weights: str, dtype: str, device: str) ->
         shifts=told_shifts(resolved.shifts, resolved.sigmas),
         dtype=dtype,
         device=device,
-        parallel="1",
+        parallel=parallel,
         code=cache_code(),
     )
 

@@ -27,6 +27,7 @@ from videogen.families.h3_pipeline import RawClip, picture_of, run, transformer_
 from videogen.identity import hash_bytes
 from videogen.load import load_pipeline, pick_device, pick_dtype
 from videogen.media import to_uint8
+from videogen.parallel.sequence import ALONE, Sharding
 from videogen.progress import OnEvent, PhaseClock, StopFlag, ignore
 from videogen.recipes import find_recipe
 from videogen.result import Result
@@ -53,13 +54,19 @@ class Pipeline:
     """A model opened with a recipe. Workflows load on first use and stay; requests share nothing but weights."""
 
     def __init__(
-        self, source: ModelSource, family: H3Family, recipe: Recipe, device: torch.device, profile: DeviceProfile | None = None
+        self,
+        source: ModelSource,
+        family: H3Family,
+        recipe: Recipe,
+        device: torch.device,
+        profile: DeviceProfile | None = None,
+        sharding: Sharding = ALONE,
     ) -> None:
         self.source, self.family, self.recipe, self.device = source, family, recipe, device
         self.dtype = pick_dtype(recipe.dtype, device)
         strata = [each.fingerprint.dtype for each in recipe.cache.certificates]
         self.savings, self._reasons = settled(recipe.savings, device, self.dtype, strata, profile)
-        self.profile = profile
+        self.profile, self.sharding = profile, sharding
         self._shared: dict[str, Any] = {}
         self._opened: dict[str, Any] = {}
         self._shelf = Shelf(source)
@@ -68,7 +75,7 @@ class Pipeline:
 
     def sharing(self, recipe: Recipe) -> "Pipeline":
         """Another recipe over the same weights; nothing is loaded twice."""
-        other = Pipeline(self.source, self.family, settle(recipe, self.source), self.device, self.profile)
+        other = Pipeline(self.source, self.family, settle(recipe, self.source), self.device, self.profile, self.sharding)
         if other.dtype != self.dtype:
             raise bad("dtype", recipe.dtype, f"the weights' own, {self.dtype}", "open a pipeline of its own")
         other._shared, other._opened, other._shelf, other._kept = self._shared, self._opened, self._shelf, self._kept
@@ -104,17 +111,17 @@ class Pipeline:
         resolved = request if isinstance(request, Resolved) else self.family.resolve(request, self.recipe)
         if resolved.adapters != self.recipe.adapters.identity:
             raise bad("request", "settled for other adapters", f"those of {self.recipe.name}", "settle it with this pipeline's recipe")
-        used_seed = next(s for s in (resolved.seed, seed, draw_seed()) if s is not None)
+        used_seed = self.sharding.same(next(s for s in (resolved.seed, seed, draw_seed()) if s is not None))
         cache, note = certified(self.recipe.cache, self.stratum(resolved))
         if note:
             logger.warning("%s", note)
-        started, clock = _now(), PhaseClock(on_event, stop or StopFlag())
+        started, clock = _now(), PhaseClock(on_event, self.sharding.stop(stop or StopFlag()))
         expanded = self._expand(resolved, used_seed, clock)
         resolved = resolved if expanded is None else replace(resolved, prompt=expanded.text)
         clock.enter("load")
         pipe = self.load(resolved.workflow)
         transforms = self.transforms_for(resolved)
-        raw = run(pipe, resolved, used_seed, clock, cache, transforms, self.recipe.sparse)
+        raw = run(pipe, resolved, used_seed, clock, cache, transforms, self.recipe.sparse, self.sharding)
         if raw.cache.warning:
             logger.warning("%s", raw.cache.warning)
         if self.recipe.sparse.is_on and raw.attention["reason"]:
@@ -160,6 +167,7 @@ class Pipeline:
             weights=self.source.identity,
             dtype=arithmetic(self.savings, self.dtype) + sparse,
             device=self.device.type,
+            parallel=self.sharding.label,
         )
 
     def _record(self, resolved: Resolved, seed: int, raw: RawClip, stages_s: dict[str, float]) -> dict[str, Any]:
@@ -177,6 +185,7 @@ class Pipeline:
             "forwards": len(raw.sigmas["video"]) - 1,
             "cache": raw.cache.record(),
             "attention": raw.attention,
+            "parallel": self.sharding.label,
             "stages_s": {name: round(seconds, 3) for name, seconds in stages_s.items()},
             "peak_memory_mb": peak_memory_mb(self.device),
             "software": software(),
@@ -214,9 +223,11 @@ def open_pipeline(
     recipe: str | Recipe = "exact",
     *,
     device: str = "auto",
+    sharding: Sharding = ALONE,
 ) -> Pipeline:
     """Open a model (`pocket`, `random`, a folder, a hub id) with a recipe; weights load at the first clip.
 
+    `sharding` shares every clip with other ranks, which must render the same requests in the same order.
     Raises RequestError for a wrong name, EnvironmentFault for a device or model that is not there.
     """
     source = model if isinstance(model, ModelSource) else find_model(model, offline=read_environment().offline)
@@ -226,7 +237,7 @@ def open_pipeline(
     check_digest(source)
     if source.label:
         logger.warning("%s: %s", source.name, source.label)
-    return Pipeline(source, family, wanted, where, read_profile(where, read_environment()))
+    return Pipeline(source, family, wanted, where, read_profile(where, read_environment()), sharding)
 
 
 def render(requests: Request | Iterable[Request], *, model: str = "pocket", recipe: str | Recipe = "exact") -> list[Result]:

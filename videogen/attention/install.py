@@ -5,6 +5,7 @@ Back end and parallel settings stay where diffusers looks for them. A dense laye
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,7 +73,10 @@ class SparseProcessor:
             dense: torch.Tensor = self.inner(attn, hidden_states, rotary_emb, attention_mask)
             return dense
         query, key, value = self.project(attn, hidden_states, rotary_emb)
-        if self._parallel_config is None:
+        across = getattr(self.inner, "across", None)
+        if across is not None:
+            out = across(query, key, value, partial(self.request.attend, self.layer))
+        elif self._parallel_config is None:
             out = self.request.attend(self.layer, query, key, value)
         else:
             out = _templated_context_parallel_attention(
@@ -115,17 +119,23 @@ def settle(options: SparseAttention, transformer: Any, *, first: int, rows: int,
     return choose(options, machine, first=first, rows=rows, grid=grid)
 
 
-def _agreement(config: Any) -> tuple[Agree, int]:
-    """Sums over the ranks that share a sequence, and this rank's number among them."""
+def _agreement(transformer: Any) -> tuple[Agree, Heads]:
+    """Sums over the ranks that share a sequence, and this rank's heads: as its processor says, or by diffusers' own settings."""
+    attn = transformer.transformer_blocks[0].attn
+    peers = getattr(attn.processor, "peers", None)
+    if peers is not None:
+        part = peers.part(attn.heads)
+        return peers.agree, Heads(attn.heads, part.size, part.begin)
+    _, ulysses, config = _parallel(transformer)
     if config is None:
-        return (lambda sums: sums), 0
-    group = config._ulysses_mesh.get_group()
+        return (lambda sums: sums), Heads(attn.heads, attn.heads)
+    group, local = config._ulysses_mesh.get_group(), attn.heads // ulysses
 
     def agree(sums: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(sums, group=group)
         return sums
 
-    return agree, int(config._ulysses_mesh.get_local_rank())
+    return agree, Heads(attn.heads, local, int(config._ulysses_mesh.get_local_rank()) * local)
 
 
 _IMPLEMENTATIONS = {
@@ -147,9 +157,7 @@ def sparse_attention(transformer: Any, options: SparseAttention, choice: Choice,
         return
     attentions = [block.attn for block in transformer.transformer_blocks]
     before = [attn.processor for attn in attentions]
-    _, ulysses, config = _parallel(transformer)
-    agree, rank = _agreement(config)
-    heads = Heads(attentions[0].heads, attentions[0].heads // ulysses, rank * (attentions[0].heads // ulysses))
+    agree, heads = _agreement(transformer)
     blocks = Blocks(choice.first, rows, *choice.block)
     device, implementation = attentions[0].to_out[0].weight.device, _IMPLEMENTATIONS[choice.backend]
     request = open_request(

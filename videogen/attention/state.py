@@ -36,10 +36,14 @@ class Heads:
     offset: int = 0
 
     @property
+    def mine(self) -> slice:
+        """Those of this rank among all."""
+        return slice(self.offset, self.offset + self.local)
+
+    @property
     def group(self) -> int:
-        """An eighth of the heads, or half where they are few: ranks up to that number hold whole groups."""
-        group = self.total // 8 if self.total >= 32 and self.total % 8 == 0 else self.total // 2 if self.total % 2 == 0 else self.total
-        return math.gcd(group, self.local)
+        """An eighth of the heads, or half where they are few."""
+        return self.total // 8 if self.total >= 32 and self.total % 8 == 0 else self.total // 2 if self.total % 2 == 0 else self.total
 
 
 @dataclass(slots=True, eq=False)
@@ -138,10 +142,17 @@ class Request:
             apart, size = row_errors(query, key, value, out, self.rows)
             layer.errors.copy_(apart / size)
             if layer.mode == FIRST and self.options.per_head:
-                least, group = self.blocks.widest_band, self.heads.group
-                layer.budgets.copy_(head_budgets(apart.sqrt(), self.mean_budget, least, self.width, group))
+                least, group, mine = self.blocks.widest_band, self.heads.group, self.heads.mine
+                everyone = head_budgets(self._everywhere(apart).sqrt(), self.mean_budget, least, self.width, group)
+                layer.budgets.copy_(everyone[mine])
                 layer.route = None
         return out
+
+    def _everywhere(self, local: torch.Tensor) -> torch.Tensor:
+        """Values (..., local heads) of every rank as (..., all heads) on all of them."""
+        whole = local.new_zeros(*local.shape[:-1], self.heads.total)
+        whole[..., self.heads.mine] = local
+        return self.agree(whole)
 
     def end(self) -> None:
         """After a forward: count what ran, and let the guard look at what was probed."""
@@ -164,9 +175,7 @@ class Request:
         """The only place where the host waits for the device."""
         guard = self.options.guard
         assert guard is not None
-        everywhere = torch.zeros(len(self.layers), self.heads.total, device=self.errors.device)
-        everywhere[:, self.heads.offset : self.heads.offset + self.heads.local] = self.errors
-        read = torch.cat([self.agree(everywhere).flatten(), self.budgets.flatten().float()]).tolist()
+        read = torch.cat([self._everywhere(self.errors).flatten(), self.budgets.flatten().float()]).tolist()
         errors = [read[k * self.heads.total : (k + 1) * self.heads.total] for k in range(len(self.layers))]
         self._count(torch.tensor(read[len(self.layers) * self.heads.total :]).view(len(self.layers), -1))
         for index in probed:

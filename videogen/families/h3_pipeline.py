@@ -27,6 +27,7 @@ from videogen.attention.order import reordered, snake_order
 from videogen.config import StepCache
 from videogen.families.base import Resolved
 from videogen.images import load_image, to_rgb
+from videogen.parallel.sequence import ALONE, Sharding
 from videogen.progress import PhaseClock
 from videogen.transforms.attach import Kept, Transforms
 from videogen.transforms.options import Savings
@@ -148,12 +149,17 @@ def sigmas_of(pipe: Any) -> dict[str, list[float]]:
     return {"video": pipe.scheduler.sigmas.tolist(), "audio": pipe.audio_scheduler.sigmas.tolist()}
 
 
-def _channels(pipe: Any, state: PipelineState, options: StepCache) -> dict[str, Channel]:
-    """The generated rows of each modality, in the packed sequence, with the sigmas they step through."""
+def _channels(pipe: Any, state: PipelineState, options: StepCache, sharding: Sharding) -> dict[str, Channel]:
+    """The generated rows of each modality, in this rank's stretch of the packed sequence, with the sigmas they step through."""
     sigmas, orders = sigmas_of(pipe), {"video": options.video_order, "audio": options.audio_order}
     device = pipe._execution_device
     rows = {name: state.get(f"{name}_indices")[state.get(f"num_condition_{name}_rows") or 0 :].to(device) for name in orders}
+    rows = {name: sharding.own(each, _num_rows(state)) for name, each in rows.items()}
     return {name: Channel(rows[name], sigmas[name], order, options.drift_order) for name, order in orders.items()}
+
+
+def _num_rows(state: PipelineState) -> int:
+    return int(state.get("position_ids").shape[0])
 
 
 def transformer_of(pipe: Any) -> Any:
@@ -161,10 +167,26 @@ def transformer_of(pipe: Any) -> Any:
     return getattr(pipe, pipe._blocks.sub_blocks[LOOP].sub_blocks["denoiser"].transformer_name)
 
 
-def _cached(pipe: Any, state: PipelineState, options: StepCache) -> AbstractContextManager[Trace]:
+def _cached(pipe: Any, state: PipelineState, options: StepCache, sharding: Sharding) -> AbstractContextManager[Trace]:
     """The step cache around the denoising loop of one request."""
     budget = Budget(lam=options.lam, max_streak=options.max_streak, warm_up=options.warm_up)
-    return step_cache(transformer_of(pipe), "transformer_blocks", _channels(pipe, state, options), budget)
+    channels = _channels(pipe, state, options, sharding)
+    return step_cache(transformer_of(pipe), "transformer_blocks", channels, budget, agree=sharding.agree)
+
+
+@contextmanager
+def _sharded(pipe: Any, state: PipelineState, cache: StepCache, sparse: SparseAttention, sharding: Sharding) -> Iterator[tuple[Trace, Any]]:
+    """Everything that replaces blocks or their attention, in the order that fits; yields the trace and the attention's record."""
+    transformer, rows = transformer_of(pipe), _num_rows(state)
+    for name in ("latents", "audio_latents"):  # noise is drawn once
+        state.set(name, sharding.share(state.get(name)))
+    with (
+        sharding.attention(transformer, rows),
+        _attending(pipe, state, sparse) as attention,
+        _cached(pipe, state, cache, sharding) as trace,
+        sharding.stack(transformer, rows),
+    ):
+        yield trace, attention
 
 
 @contextmanager
@@ -202,6 +224,7 @@ def run(
     cache: StepCache,
     transforms: Transforms | None = None,
     sparse: SparseAttention = OFF,
+    sharding: Sharding = ALONE,
 ) -> RawClip:
     """Render one clip with a loaded pipeline of the request's workflow; without `transforms` nothing of it is changed.
 
@@ -216,7 +239,7 @@ def run(
                 transforms.call(name, block, pipe, state)
                 continue
             around = transforms.around_loop(pipe, block, transformer_of(pipe), state)
-            with around, _attending(pipe, state, sparse) as attention, _cached(pipe, state, cache) as trace:
+            with around, _sharded(pipe, state, cache, sparse, sharding) as (trace, attention):
                 block(pipe, state)
     clock.close()
     frames, audio = np.asarray(state.get("videos"))[0], state.get("audio")[0].float().cpu().numpy()

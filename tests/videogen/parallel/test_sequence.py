@@ -1,0 +1,148 @@
+"""One clip over 2, 3 and 4 gloo ranks is the clip of one process: with every lever, at lengths and head counts that do not divide."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import MiniMaxH3Transformer3DModel
+from safetensors.torch import save_file
+
+from tests.conftest import link_model
+from tests.videogen.parallel.worlds import forked, in_world
+from videogen import Recipe, Request
+from videogen.attention.options import SparseAttention
+from videogen.config import Adapters, AdapterUse, StepCache
+from videogen.errors import CancelledRender, EnvironmentFault
+from videogen.families.h3_pipeline import RawClip, run, transformer_of
+from videogen.parallel.comm import Peers
+from videogen.parallel.sequence import ALONE, Sharding, Ulysses, head_groups
+from videogen.pipeline import Pipeline, open_pipeline
+from videogen.pocket import sizes
+from videogen.progress import Event, PhaseClock, StopFlag, ignore
+from videogen.recipes import EXACT
+
+SMALL = {"num_layers": 3, "hidden_size": 64, "ffn_dim": 96, "num_attention_heads": 4, "attention_head_dim": 32, "rope_freq_dim": 4}
+REQUEST = Request("a red circle moves right", size=(96, 64), frames=22)
+SPARSE = SparseAttention(budget=0.3, min_rows=0, tile=(2, 2, 2), block=(8, 4), dense_first=0, guard=None)
+
+
+@pytest.fixture(scope="module")
+def four_heads(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    folder = link_model(tmp_path_factory.mktemp("model") / "four")
+    (folder / "transformer").unlink()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        MiniMaxH3Transformer3DModel(**sizes.TRANSFORMER | SMALL).save_pretrained(folder / "transformer")
+    pipeline = open_pipeline(str(folder), Recipe(savings=EXACT), device="cpu")
+    pipeline.load("t2va")
+    return pipeline
+
+
+@pytest.fixture(scope="module")
+def recipes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recipe]:
+    rng, path = torch.Generator().manual_seed(1), tmp_path_factory.mktemp("lora") / "a.safetensors"
+    module, down, up = "transformer_blocks.2.ff.net.2", torch.randn(4, 96, generator=rng), torch.randn(64, 4, generator=rng)
+    save_file({f"{module}.lora_A.weight": down, f"{module}.lora_B.weight": up}, path, {"alpha": "4"})
+    adapters = Adapters((AdapterUse(str(path), 0.5),))
+    everything = Recipe("all", steps=8, savings=replace(EXACT, decode_batch=0), cache=StepCache(lam=0.3), sparse=SPARSE, adapters=adapters)
+    return {"plain": Recipe("plain", steps=3), "all": everything}
+
+
+def rendered(pipeline: Pipeline, recipe: Recipe, sharding: Sharding, prompt: str = REQUEST.prompt, seed: int = 3) -> RawClip:
+    """The clip before its frames are rounded to bytes."""
+    opened = pipeline.sharing(recipe)
+    resolved = opened.family.resolve(replace(REQUEST, prompt=prompt), opened.recipe)
+    clock = PhaseClock(ignore, sharding.stop(StopFlag()))
+    recipe, transforms = opened.recipe, opened.transforms_for(resolved)
+    return run(opened.load("t2va"), resolved, seed, clock, recipe.cache, transforms, recipe.sparse, sharding)
+
+
+def reuses(clip: RawClip) -> list[str]:
+    return [decision.action.name for decision in clip.cache.decisions]
+
+
+def distance(a: RawClip, b: RawClip) -> float:
+    return max(float(np.abs(a.frames.astype(float) - b.frames).max()), float(np.abs(a.audio - b.audio).max()))
+
+
+def stops_together(pipeline: Pipeline, sharding: Sharding, rank: int) -> int:
+    """The last rank alone wants a stop in the second step; the step every rank was at when it came."""
+    flag, steps = StopFlag(), []
+
+    def watch(event: Event) -> None:
+        steps.append(event.step)
+        if rank == 1 and event.step == 2:
+            flag.set()
+
+    opened = pipeline.sharing(Recipe("plain", steps=3))
+    opened.sharding = sharding
+    with pytest.raises(CancelledRender):
+        opened.render(replace(REQUEST, seed=1), stop=flag, on_event=watch)
+    return steps[-1]
+
+
+def drawn_alike(pipeline: Pipeline, peers: Peers) -> tuple[int, float]:
+    """Without a seed, and with noise that this rank drew otherwise: the seed and sum of the frames that come out."""
+    opened = pipeline.sharing(Recipe("plain", steps=3))
+    opened.sharding = Ulysses(peers)
+    result = opened.render(REQUEST)
+    return result.record["resolved"]["seed"], float(result.frames.sum())
+
+
+def test_any_number_of_ranks_makes_the_clip_of_one_process(four_heads: Pipeline, recipes: dict[str, Recipe], tmp_path: Path) -> None:
+    wanted = {name: rendered(four_heads, recipe, ALONE) for name, recipe in recipes.items()}
+    longer = rendered(four_heads, recipes["plain"], ALONE, prompt := "a red circle moves right, then down again")
+    assert "REUSE" in reuses(wanted["all"]) and wanted["all"].attention["forwards"]["sparse"]
+    assert distance(wanted["all"], wanted["plain"]) > 1e-2 and distance(longer, wanted["plain"]) > 1e-3
+
+    def of_world(peers: Peers) -> dict[str, Any]:
+        clip = rendered(four_heads, recipes["all"], Ulysses(peers))
+        told: dict[str, Any] = {"all": (distance(clip, wanted["all"]), reuses(clip), clip.attention == wanted["all"].attention)}
+        if peers.count == 2:
+            told["longer"] = distance(rendered(four_heads, recipes["plain"], Ulysses(peers), prompt), longer)
+            told["stop"] = stops_together(four_heads, Ulysses(peers), peers.rank)
+            told["drawn"] = drawn_alike(four_heads, peers)
+        return told
+
+    def of_replicas(peers: Peers, rank: int) -> float:
+        seed = 3 + rank // 2  # two clips at once, two ranks each
+        return distance(rendered(four_heads, recipes["plain"], Ulysses(peers), seed=seed), wanted["plain"])
+
+    def of_rank(rank: int) -> dict[Any, Any]:
+        told: dict[Any, Any] = {size: in_world(tmp_path, rank, size, of_world) for size in (2, 3, 4) if rank < size}
+        return told | {"replicas": in_world(tmp_path, rank, 4, lambda peers: of_replicas(peers, rank), ulysses=2)}
+
+    found = forked(tmp_path, 4, of_rank)
+    for size in (2, 3, 4):
+        for told in found[:size]:
+            error, decided, same_attention = told[size]["all"]
+            assert error < 1e-5 and decided == reuses(wanted["all"]) and same_attention, size
+    for told in found[:2]:
+        assert told[2]["longer"] < 1e-5 and told[2]["stop"] == 2
+    assert found[0][2]["drawn"] == found[1][2]["drawn"]
+    errors = [told["replicas"] for told in found]
+    assert max(errors[:2]) < 1e-5 and errors[2] == errors[3] > 1e-2
+
+
+def test_more_ranks_than_heads_are_refused_and_nothing_stays(four_heads: Pipeline) -> None:
+    transformer = transformer_of(four_heads.load("t2va"))
+    before = [block.attn.processor for block in transformer.transformer_blocks]
+    sharding = Ulysses(Peers(0, 5, None, None))
+    with pytest.raises(EnvironmentFault, match="more replicas"), sharding.attention(transformer, 99):
+        pass
+    with Ulysses(Peers(0, 1, None, None)).attention(transformer, 99), Ulysses(Peers(0, 1, None, None)).stack(transformer, 99):
+        assert len(transformer.transformer_blocks) == 1
+    assert [block.attn.processor for block in transformer.transformer_blocks] == before and "forward" not in vars(transformer.proj_out)
+
+
+@pytest.mark.parametrize(("total", "ranks", "groups"), [(4, 3, 2), (56, 8, 4), (56, 3, 4), (5, 5, 3), (1, 1, 4)])
+def test_head_groups_deal_every_head_once(total: int, ranks: int, groups: int) -> None:
+    cuts = head_groups(total, ranks, groups)
+    assert len(cuts) == max(1, min(groups, total // ranks)) and all(end > begin for group in cuts for begin, end in group)
+    assert sorted(head for group in cuts for begin, end in group for head in range(begin, end)) == list(range(total))
+    of_rank: Callable[[int], list[int]] = lambda rank: [h for group in cuts for h in range(*group[rank])]  # noqa: E731
+    assert [of_rank(rank) for rank in range(ranks)] == [sorted(of_rank(rank)) for rank in range(ranks)]

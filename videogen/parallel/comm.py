@@ -1,0 +1,128 @@
+"""What ranks that share a sequence say to each other: rows for heads and back, sums, rank 0's values; knows no model."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed as dist
+
+from videogen.parallel.mesh import Part, shares
+
+
+class Work(Protocol):
+    """A message under way."""
+
+    def wait(self) -> Any:
+        """Until it has arrived."""
+        ...
+
+
+Send = Callable[[torch.Tensor, torch.Tensor, list[int], list[int]], Work]
+
+
+@dataclass(slots=True)
+class Pending:
+    """A tensor that is still arriving."""
+
+    work: Work
+    finish: Callable[[], torch.Tensor]
+    sent: torch.Tensor  # alive until it has left
+
+    def wait(self) -> torch.Tensor:
+        """The tensor, once it is there."""
+        self.work.wait()
+        return self.finish()
+
+
+@dataclass(slots=True)
+class Peers:
+    """The ranks of one process group that share a sequence; `control` is a gloo group for what the host asks.
+
+    `send` begins an all-to-all of (received, sent, elements from each, elements to each); the test of overlap puts a slow link there.
+    """
+
+    rank: int
+    count: int
+    group: Any
+    control: Any
+    send: Send | None = None
+
+    def part(self, total: int) -> Part:
+        """This rank's share of a line."""
+        return Part(shares(total, self.count), self.rank)
+
+    def exchange(self, received: torch.Tensor, sent: torch.Tensor, takes: list[int], gives: list[int]) -> Work:
+        """Begin an all-to-all of flat tensors."""
+        if self.send is not None:
+            return self.send(received, sent, takes, gives)
+        return cast(Work, dist.all_to_all_single(received, sent, takes, gives, group=self.group, async_op=True))
+
+    def to_heads(self, rows: torch.Tensor, part: Part, heads: Sequence[tuple[int, int]]) -> Pending:
+        """Rows of this rank for heads of this rank: (N, own rows, H, D) to (N, S, own heads, D).
+
+        `heads` are the (begin, end) that every rank takes of H.
+        """
+        batch, own, _, width = rows.shape
+        sent = torch.cat([rows[:, :, begin:end].reshape(-1) for begin, end in heads])
+        mine = heads[self.rank][1] - heads[self.rank][0]
+        gives = [batch * own * (end - begin) * width for begin, end in heads]
+        takes = [batch * size * mine * width for size in part.sizes]
+        received = sent.new_empty(sum(takes))
+
+        def finish() -> torch.Tensor:
+            pieces = [each.view(batch, size, mine, width) for each, size in zip(torch.split(received, takes), part.sizes)]
+            return torch.cat(pieces, 1)
+
+        return Pending(self.exchange(received, sent, takes, gives), finish, sent)
+
+    def to_rows(self, out: torch.Tensor, part: Part, heads: Sequence[tuple[int, int]]) -> Pending:
+        """The way back: (B, S, own heads, D) to (B, own rows, heads of all ranks in rank order, D)."""
+        batch, _, mine, width = out.shape
+        sent = torch.cat([piece.reshape(-1) for piece in torch.split(out, list(part.sizes), 1)])
+        gives = [batch * size * mine * width for size in part.sizes]
+        takes = [batch * part.size * (end - begin) * width for begin, end in heads]
+        received = sent.new_empty(sum(takes))
+
+        def finish() -> torch.Tensor:
+            counts = [end - begin for begin, end in heads]
+            pieces = [each.view(batch, part.size, count, width) for each, count in zip(torch.split(received, takes), counts)]
+            return torch.cat(pieces, 2)
+
+        return Pending(self.exchange(received, sent, takes, gives), finish, sent)
+
+    def gather(self, tensor: torch.Tensor, part: Part) -> torch.Tensor:
+        """(B, own rows, D) of every rank as (B, S, D) on all of them."""
+        padded = tensor.new_zeros(tensor.shape[0], max(part.sizes), tensor.shape[2])
+        padded[:, : part.size] = tensor
+        return torch.cat([piece[:, :size] for piece, size in zip(self._everyone(padded), part.sizes)], 1)
+
+    def agree(self, sums: torch.Tensor) -> torch.Tensor:
+        """Sums over the ranks, added in rank order, so that every rank has the same bits whatever the back end does."""
+        total, *others = self._everyone(sums.contiguous())
+        for each in others:
+            total += each
+        return total
+
+    def _everyone(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        pieces = [torch.empty_like(tensor) for _ in range(self.count)]
+        dist.all_gather(pieces, tensor, group=self.group)
+        return pieces
+
+    def share(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Rank 0's values on every rank."""
+        whole = tensor.contiguous()
+        dist.broadcast(whole, group=self.group, group_src=0)
+        return whole
+
+    def same(self, value: int) -> int:
+        """Rank 0's whole number on every rank, by way of the hosts."""
+        told = torch.tensor([value], dtype=torch.int64)
+        dist.broadcast(told, group=self.control, group_src=0)
+        return int(told)
+
+    def any(self, wish: bool) -> bool:
+        """Whether any rank says so, by way of the hosts."""
+        told = torch.tensor([int(wish)])
+        dist.all_reduce(told, dist.ReduceOp.MAX, group=self.control)
+        return bool(told)

@@ -1,0 +1,266 @@
+"""One clip over several ranks: every rank has the whole model and a stretch of the packed rows, and attends to all rows with some heads.
+
+Ulysses (Jacobs et al. 2023, arXiv 2309.14509) with rows and heads in shares that differ by one, so any length and any head count
+does: nothing is padded, nothing masked. It is a scope around one request; the model knows nothing of ranks.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from diffusers.models.attention_dispatch import dispatch_attention_fn
+from torch import nn
+
+from caches.drift import alone
+from caches.step_hook import replaced
+from videogen.attention.install import Qkv, project
+from videogen.errors import EnvironmentFault, say
+from videogen.parallel.comm import Peers
+from videogen.parallel.mesh import Part, shares
+from videogen.progress import StopFlag
+from videogen.transforms.scope import Forward, forward_as
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+GROUPS = 4  # head groups of one exchange: attention of one runs while the next ones are under way
+
+
+class Sharding(Protocol):
+    """What one request's rendering needs to know of other ranks."""
+
+    @property
+    def label(self) -> str:
+        """The layout, for records and certificates."""
+        ...
+
+    def attention(self, transformer: Any, rows: int) -> AbstractContextManager[None]:
+        """Around everything that changes how the blocks attend."""
+        ...
+
+    def stack(self, transformer: Any, rows: int) -> AbstractContextManager[None]:
+        """Around the denoising loop, inside everything that changes the block stack."""
+        ...
+
+    def own(self, rows: torch.Tensor, total: int) -> torch.Tensor:
+        """Positions in the packed sequence as positions in this rank's stretch, those elsewhere left out."""
+        ...
+
+    def agree(self, sums: torch.Tensor) -> torch.Tensor:
+        """Sums over the ranks."""
+        ...
+
+    def share(self, tensor: torch.Tensor) -> torch.Tensor:
+        """One rank's values on every rank."""
+        ...
+
+    def same(self, value: int) -> int:
+        """One rank's number on every rank."""
+        ...
+
+    def stop(self, flag: StopFlag) -> StopFlag:
+        """A flag that is set for every rank once it is for one."""
+        ...
+
+
+class Alone:
+    """One process: everything stays as it is."""
+
+    label = "1"
+
+    def attention(self, transformer: Any, rows: int) -> AbstractContextManager[None]:
+        """Nothing."""
+        return nullcontext()
+
+    def stack(self, transformer: Any, rows: int) -> AbstractContextManager[None]:
+        """Nothing."""
+        return nullcontext()
+
+    def own(self, rows: torch.Tensor, total: int) -> torch.Tensor:
+        """All of them."""
+        return rows
+
+    def agree(self, sums: torch.Tensor) -> torch.Tensor:
+        """They are whole."""
+        return alone(sums)
+
+    def share(self, tensor: torch.Tensor) -> torch.Tensor:
+        """It has them."""
+        return tensor
+
+    def same(self, value: int) -> int:
+        """It has it."""
+        return value
+
+    def stop(self, flag: StopFlag) -> StopFlag:
+        """The flag."""
+        return flag
+
+
+ALONE = Alone()
+
+
+@dataclass(slots=True)
+class _SharedStop(StopFlag):
+    """A stop that one rank wants is taken by all of them at the same step."""
+
+    flag: StopFlag | None = None
+    peers: Peers | None = None
+
+    def check(self) -> None:
+        """Ask the peers, then raise as a StopFlag does."""
+        assert self.flag is not None and self.peers is not None
+        self.wanted = self.peers.any(self.flag.wanted)
+        StopFlag.check(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Ulysses:
+    """`Sharding` over these peers; groups is how many head groups an exchange is cut into."""
+
+    peers: Peers
+    groups: int = GROUPS
+
+    @property
+    def label(self) -> str:
+        """`ulysses N`."""
+        return f"ulysses {self.peers.count}"
+
+    @contextmanager
+    def attention(self, transformer: Any, rows: int) -> Iterator[None]:
+        """Every block exchanges rows for heads around its attention; processors are back afterwards.
+
+        Raises EnvironmentFault for more ranks than heads or rows.
+        """
+        attentions = [block.attn for block in transformer.transformer_blocks]
+        if self.peers.count > min(attentions[0].heads, rows):
+            expected = f"at most {min(attentions[0].heads, rows)} (heads, rows)"
+            raise EnvironmentFault(say("ranks of one clip", self.peers.count, expected, "use more replicas of fewer ranks"))
+        before = [attn.processor for attn in attentions]
+        try:
+            for attn, inner in zip(attentions, before):
+                attn.processor = UlyssesProcessor(inner, self.peers, self.peers.part(rows), self.groups)
+            yield
+        finally:
+            for attn, inner in zip(attentions, before):
+                attn.processor = inner
+
+    @contextmanager
+    def stack(self, transformer: Any, rows: int) -> Iterator[None]:
+        """The block stack and the output norm see this rank's rows; the two output heads give everyone's."""
+        part = self.peers.part(rows)
+
+        def normed(stock: Forward) -> Forward:
+            return lambda hidden, temb, indices: stock(hidden, temb, indices.narrow(0, part.begin, part.size))
+
+        def gathered(stock: Forward) -> Forward:
+            return lambda hidden: self.peers.gather(stock(hidden), part)
+
+        with ExitStack() as stack:
+            stack.enter_context(replaced(transformer, "transformer_blocks", [_Rows(list(transformer.transformer_blocks), part)]))
+            stack.enter_context(forward_as(transformer.norm_out, normed))
+            stack.enter_context(forward_as(transformer.proj_out, gathered))
+            stack.enter_context(forward_as(transformer.audio_proj_out, gathered))
+            yield
+
+    def own(self, rows: torch.Tensor, total: int) -> torch.Tensor:
+        """Those of this rank, counted from its first row."""
+        part = self.peers.part(total)
+        return rows[(rows >= part.begin) & (rows < part.begin + part.size)] - part.begin
+
+    def agree(self, sums: torch.Tensor) -> torch.Tensor:
+        """Sums over the peers, the same bits on each."""
+        return self.peers.agree(sums)
+
+    def share(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The first peer's values."""
+        return self.peers.share(tensor)
+
+    def same(self, value: int) -> int:
+        """The first peer's number."""
+        return self.peers.same(value)
+
+    def stop(self, flag: StopFlag) -> StopFlag:
+        """Asks all peers at every step."""
+        return _SharedStop(flag.wanted, flag, self.peers)
+
+
+class _Rows(nn.Module):
+    """The block stack on this rank's rows: what the transformer passes for the whole sequence is cut once."""
+
+    def __init__(self, blocks: Sequence[nn.Module], part: Part) -> None:
+        super().__init__()
+        self.blocks, self.part = nn.ModuleList(blocks), part
+
+    def forward(self, hidden_states: torch.Tensor, temb: torch.Tensor, adaln_indices: torch.Tensor, rotary_emb: Any) -> torch.Tensor:
+        """(B, S, D) to (B, own rows, D)."""
+        begin, size = self.part.begin, self.part.size
+        out = hidden_states.narrow(1, begin, size).contiguous()
+        adaln_indices = adaln_indices.narrow(0, begin, size)
+        rotary_emb = tuple(table.narrow(0, begin, size) for table in rotary_emb)
+        for block in self.blocks:
+            out = block(out, temb, adaln_indices, rotary_emb)
+        return out
+
+
+class UlyssesProcessor:
+    """Projects this rank's rows, attends to all rows with this rank's heads, and mixes this rank's rows again."""
+
+    _parallel_config = None  # diffusers' own context parallelism stays out of it
+
+    def __init__(self, inner: Any, peers: Peers, part: Part, groups: int) -> None:
+        self.inner, self.peers, self.part, self.groups = inner, peers, part, groups
+        self.project: Callable[[Any, torch.Tensor, Any], Qkv] = getattr(inner, "project", project)
+
+    @property
+    def _attention_backend(self) -> Any:
+        return self.inner._attention_backend
+
+    def __call__(
+        self, attn: Any, hidden_states: torch.Tensor, rotary_emb: Any = None, attention_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Diffusers' processor protocol: (B, own rows, C) to (B, own rows, C)."""
+        if attention_mask is not None:
+            raise ValueError("sequence over ranks: got an attention mask, expected none; render on one rank")
+        query, key, value = self.project(attn, hidden_states, rotary_emb)
+        out = self.across(query, key, value, self._attend, self.groups)
+        mixed: torch.Tensor = attn.to_out[1](attn.to_out[0](out.flatten(2, 3).type_as(query)))
+        return mixed
+
+    def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = dispatch_attention_fn(query, key, value, backend=self._attention_backend)
+        return out
+
+    def across(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attend: Attend, groups: int = 1) -> torch.Tensor:
+        """(B, own rows, H, D) three times to the same once; `attend` sees (B, S, own heads, D), in `groups` calls.
+
+        All groups are sent at once; a group is attended to, and sent back, while later ones are under way.
+        """
+        if self.peers.count == 1:
+            return attend(query, key, value)
+        batch, own, total, width = query.shape
+        cuts = head_groups(total, self.peers.count, groups)
+        joined = torch.cat((query, key, value))
+        arriving = [self.peers.to_heads(joined, self.part, heads) for heads in cuts]
+        leaving = [self.peers.to_rows(attend(*torch.split(each.wait(), batch)), self.part, heads) for each, heads in zip(arriving, cuts)]
+        if len(cuts) == 1:
+            return leaving[0].wait()
+        out = query.new_empty(batch, own, total, width)
+        for each, heads in zip(leaving, cuts):
+            pieces = torch.split(each.wait(), [end - begin for begin, end in heads], 2)
+            for piece, (begin, end) in zip(pieces, heads):
+                out[:, :, begin:end] = piece
+        return out
+
+
+def head_groups(total: int, ranks: int, groups: int) -> list[list[tuple[int, int]]]:
+    """For each group the (begin, end) of heads that every rank takes; no rank is left without a head in a group."""
+    sizes = shares(total, ranks)
+    count = max(1, min(groups, *sizes))
+    cuts: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+    begin = 0
+    for size in sizes:
+        for group, part in zip(cuts, shares(size, count)):
+            group.append((begin, begin + part))
+            begin += part
+    return cuts
