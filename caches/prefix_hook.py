@@ -20,6 +20,7 @@ MAX_BYTES = 4_000_000_000
 MAX_ENTRIES = 64
 MAX_SPACING = 255
 KEPT_DECISIONS = 4096
+_TOKEN = 8  # bytes
 
 Rule = Callable[[Budget, History, Step, Mapping[str, float]], Decision]
 
@@ -45,16 +46,17 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The decision for one prompt. `entry` is there for a reuse and for a check (the decision is then to compute)."""
+    """The decision for one prompt of `total` tokens. `entry` holds its first `matched`, for a reuse or a check (which computes)."""
 
     decision: Decision
     total: int
     entry: Entry | None = None
+    matched: int = 0
 
     @property
     def cached(self) -> int:
         """How many tokens need no computing."""
-        return self.entry.length if self.entry is not None and self.decision.action is Action.REUSE else 0
+        return self.matched if self.decision.action is Action.REUSE else 0
 
     @property
     def is_check(self) -> bool:
@@ -67,13 +69,15 @@ class PrefixCache:
     """Prefixes of one model as it is now. Every change of weights, adapters or their strength goes through `change`.
 
     budget.max_streak + 1 is how many hits a check is spent on at first; a clean check doubles that, a missed one halves it and evicts
-    everything. With a lambda of 0 nothing is kept or reused.
+    everything. With a lambda of 0 nothing is kept or reused. unit: a paged prefix serves in any whole number of so many leading
+    tokens; 0 where it serves whole or not at all.
     """
 
     identity: str
     budget: Budget = TEXT_BUDGET
     max_bytes: int = MAX_BYTES
     max_entries: int = MAX_ENTRIES
+    unit: int = 0
     rule: Rule = decide
     generation: int = 0
     spacing: int = field(init=False)
@@ -93,23 +97,37 @@ class PrefixCache:
     def look(self, tokens: Sequence[int]) -> Look:
         """Decide about a prompt: the longest cached prefix that leaves a token to compute, or none."""
         key = packed(tokens)
-        entry = self._longest(key)
+        entry, matched = self._longest(key)
         drift = {} if entry is None else {"identity": float(not self._is_current(entry)), "shadow": entry.error}
         history = History() if entry is None else entry.history
-        index = 0 if entry is None else entry.length
-        decision = self.rule(replace(self.budget, max_streak=self.spacing), history, Step(index, len(tokens)), drift)
+        decision = self.rule(replace(self.budget, max_streak=self.spacing), history, Step(matched, len(tokens)), drift)
         self._note(decision)
         if entry is not None and drift["identity"]:
             self.drop(entry, "identity")
-            entry = None
+            entry, matched = None, 0
         if entry is not None and decision.action is Action.REUSE:
             entry.history = entry.history.after(Action.REUSE)
             self.entries.move_to_end(entry.key)
-        return Look(decision, len(tokens), entry)
+        return Look(decision, len(tokens), entry, matched)
 
-    def _longest(self, key: bytes) -> Entry | None:
-        found = [entry for entry in self.entries.values() if len(entry.key) < len(key) and key.startswith(entry.key)]
-        return max(found, key=lambda entry: entry.length, default=None)
+    def _longest(self, key: bytes) -> tuple[Entry | None, int]:
+        """The entry that holds the most leading tokens of a prompt, and how many: as many as the policy lets be reused at all."""
+        most = len(key) // _TOKEN - 1 - self.budget.last
+        found = [(entry, self._matched(entry, key, most)) for entry in self.entries.values()]
+        entry, matched = max(found, key=lambda each: (each[1], each[0].history.streak), default=(None, 0))
+        return (entry, matched) if matched else (None, 0)
+
+    def _matched(self, entry: Entry, key: bytes, most: int) -> int:
+        if entry.length <= most and key.startswith(entry.key):
+            return entry.length
+        if not self.unit:
+            return 0
+        low, high = 0, min(entry.length, most) // self.unit  # pages: `low` are equal, more than `high` cannot be
+        while low < high:
+            middle = (low + high + 1) // 2
+            end = middle * self.unit * _TOKEN
+            low, high = (middle, high) if key[:end] == entry.key[:end] else (low, middle - 1)
+        return low * self.unit
 
     def _is_current(self, entry: Entry) -> bool:
         return entry.identity == self.identity and entry.generation == self.generation

@@ -1,0 +1,330 @@
+"""The engine for models whose layers page: transformers' continuous batching, with what it lacks around it.
+
+It keys cached blocks by their tokens alone, so a block outlives the weights that made it; one request that is too large ends the loop
+with everyone in it; and it counts nothing. Here: admission, one policy with the video steps, eviction at every change, another loop
+when one has died, and counters. `_paged_cache` and the wrapped lookup are not public interface: tests hold them.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig
+
+from caches.policy import Budget
+from caches.prefix_hook import TEXT_BUDGET, Look, PrefixCache
+from videogen.errors import EnvironmentFault, bad, say
+from videogen.text.asks import Ask, Busy, Ticket, admit
+from videogen.text.forwarding import Forward
+from videogen.text.identity import glance, identify
+from videogen.text.model import TextModel
+from videogen.text.snapshots import CHUNK, MAX_QUEUE, budget_for, check_can_page
+
+logger = logging.getLogger(__name__)
+
+MARGIN = 0.05
+MAX_ATTEMPTS = 2
+START_S, DRAIN_S, POLL_S = 60.0, 600.0, 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """Settings of the paged cache. page: tokens a page, and the unit of sharing; pages: how many, 0 for what memory allows.
+
+    prefill: most tokens of one forward, decoding requests first; at_once: most requests of one forward, 0 for no limit.
+    """
+
+    page: int = 32
+    pages: int = 1024
+    prefill: int = CHUNK
+    at_once: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("page", 4), ("pages", 0), ("prefill", 1), ("at_once", 0)):
+            if getattr(self, name) < least:
+                raise bad(f"paging {name}", getattr(self, name), f"at least {least}", f"change {name}")
+
+
+class BatchingEngine:
+    """Answers many requests in one forward. `sampling` starts a loop that can draw; without it every answer is greedy."""
+
+    name = "continuous batching"
+
+    def __init__(
+        self,
+        text: TextModel,
+        weights: str,
+        *,
+        budget: Budget = TEXT_BUDGET,
+        paging: Paging | None = None,
+        max_queue: int = MAX_QUEUE,
+        sampling: bool = False,
+    ) -> None:
+        check_can_page(text.model)
+        self.text, self.weights, self.paging, self.sampling = text, weights, paging or Paging(), sampling
+        self.prefixes = PrefixCache(identify(text, weights).digest, budget_for(text.model.dtype, budget), unit=self.paging.page)
+        self.counts: Counter[str] = Counter()
+        self.max_queue, self.capacity = max_queue, 0
+        self._tickets: dict[str, Ticket] = {}
+        self._matched: dict[str, int] = {}
+        self._gate, self._changes, self._ledger = threading.Condition(threading.RLock()), threading.Lock(), threading.Lock()
+        self._number, self._is_closed, self._is_changing = 0, False, False
+        self._attention = text.model.config._attn_implementation
+        self._seen = glance(text.model)
+        self._manager = self._start()
+        self._collector = threading.Thread(target=self._collect, name="text-batching", daemon=True)
+        self._collector.start()
+
+    def _start(self) -> Any:
+        """A running loop with an empty cache."""
+        model, p = self.text.model, self.paging
+        wanted = {
+            "num_blocks": p.pages or None,
+            "max_batch_tokens": p.prefill,
+            "max_requests_per_batch": p.at_once or None,
+            "allow_block_sharing": self.prefixes.budget.lam > 0,
+            "auto_switch_to_flash": False,  # it would change the attention of a text encoder that others use, and may ask the hub
+            "per_request_processors": self.sampling,
+        }
+        known = {field.name for field in fields(ContinuousBatchingConfig)}
+        wanted["page_size" if "page_size" in known else "block_size"] = p.page
+        if "auto_switch_to_flash" not in known and "paged|" not in str(model.config._attn_implementation):
+            model.set_attn_implementation(f"paged|{model.config._attn_implementation}")
+        drawing = {"do_sample": True, "temperature": 0.5, "top_p": 0.5, "top_k": 2} if self.sampling else {"do_sample": False}
+        generation = GenerationConfig(**drawing, max_new_tokens=1, eos_token_id=-1, pad_token_id=0)
+        config = ContinuousBatchingConfig(**{name: value for name, value in wanted.items() if name in known and value is not None})
+        manager = model.init_continuous_batching(generation_config=generation, continuous_batching_config=config)
+        manager.start()
+        until = time.perf_counter() + START_S
+        while _paged_cache(manager) is None:
+            if not manager.is_running() or time.perf_counter() > until:
+                reason = str(getattr(manager.background_thread_status, "fatal_error", "") or "no cache")[:200]
+                raise EnvironmentFault(say("continuous batching", reason, "a loop that starts", "use prefix snapshots"))
+            time.sleep(0.01)
+        cache = _paged_cache(manager)
+        room = int(cache.num_blocks * p.page * (1 - MARGIN))
+        self.capacity = min(room, int(getattr(model.config.get_text_config(), "max_position_embeddings", 0) or 2**31))
+        lookup = cache.search_prefix_match
+
+        def counted(request_id: str, prompt_ids: list[int]) -> int:
+            found = int(lookup(request_id, prompt_ids))
+            self._matched[request_id] = found
+            return found
+
+        cache.search_prefix_match = counted
+        return manager
+
+    def submit(self, ask: Ask, on_token: Callable[[int], None] | None = None) -> Ticket:
+        """Accept a request. Raises RequestError for one that can never fit, Busy when too many are in hand."""
+        admit(ask, self.capacity)
+        if ask.temperature and not self.sampling:
+            raise bad("temperature", ask.temperature, "0 for a greedy engine", "start the engine with sampling")
+        self._notice()
+        ticket = Ticket(ask, on_token)
+        with self._ledger:
+            look = self.prefixes.look(ask.tokens)
+        if look.is_check:
+            self._check(look, ask)
+        ticket.decision = look.decision
+        self._send(ticket)
+        return ticket
+
+    def _send(self, ticket: Ticket) -> None:
+        """Hand a request to the loop; waits while the model is being changed. Raises Busy when too many are in hand."""
+        with self._gate:
+            while self._is_changing:
+                self._gate.wait(POLL_S)
+            if len(self._tickets) >= self.max_queue:
+                self.counts["busy"] += 1
+                raise Busy(say("text queue", f"{len(self._tickets)} requests in hand", "room for one more", "ask again later"))
+            self._hand_over(ticket)
+
+    def _hand_over(self, ticket: Ticket) -> None:
+        ask = ticket.ask
+        self._number += 1
+        name = f"videogen-{self._number}"
+        ticket.attempts += 1
+        ticket.tend = lambda: self._cancel(name) if ticket.is_cancelled else None
+        self._tickets[name] = ticket
+        how: dict[str, Any] = {}
+        if self.sampling:
+            how = {"top_k": 1, "temperature": 1.0, "top_p": 1.0}
+            how = how if ask.temperature == 0 else {"top_k": 2**20, "temperature": ask.temperature, "top_p": ask.top_p}
+        ends = sorted(ask.ends) or -1
+        taken = self._manager.add_request(
+            [*ask.tokens], name, max_new_tokens=ask.limit, streaming=True, record_timestamps=True, eos_token_id=ends, **how
+        )
+        if taken is None and not self._manager.is_running():
+            return  # the collector sees that the loop is dead and sends it again
+        if taken is None:
+            del self._tickets[name]
+            ticket.finish("the loop takes no requests")
+
+    def _collect(self) -> None:
+        while not self._is_closed:
+            output = self._manager.get_result(timeout=POLL_S)
+            if output is not None:
+                self._enter(output)
+            elif self._manager.is_running():
+                time.sleep(POLL_S / 10)
+            elif not self._is_closed:
+                self._recover()
+
+    def _enter(self, output: Any) -> None:
+        ticket = self._tickets.get(output.request_id)
+        if ticket is None:
+            return
+        if output.error is not None:
+            if self._manager.is_running():
+                self._close_ticket(output.request_id, str(output.error)[:200])
+            return  # with a dead loop every request fails; recovery sends those again that may be
+        for token in output.generated_tokens[len(ticket.tokens) :]:
+            ticket.emit(token)
+        if output.timestamps:
+            ticket.times = [*output.timestamps[: len(ticket.tokens)]]
+        if output.lifespan[0] > 0:
+            ticket.began = output.lifespan[0]
+        if output.is_finished():
+            ticket.cached = self._matched.pop(output.request_id, 0)
+            with self._ledger:
+                self.prefixes.keep(self._whole_pages(ticket.ask.tokens), None)
+            self._close_ticket(output.request_id)
+
+    def _cancel(self, name: str) -> None:
+        """The loop drops a cancelled request without a word."""
+        self._manager.cancel_request(name)
+        if name in self._tickets:
+            self._close_ticket(name)
+
+    def _whole_pages(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """What of a prompt the paged cache can share: whole pages, never the last token."""
+        return tokens[: (len(tokens) - 1) // self.paging.page * self.paging.page]
+
+    def _close_ticket(self, name: str, error: str = "") -> None:
+        ticket = self._tickets.pop(name, None)
+        if ticket is None:
+            return
+        if not ticket.is_probe:
+            self.counts["cancelled" if ticket.is_cancelled else "failed" if error else "answered"] += 1
+        ticket.finish("" if ticket.is_cancelled else error)
+
+    def _recover(self) -> None:
+        """The loop died: start another, and send every request again that has not been through this before."""
+        with self._gate:
+            self.counts["restarts"] += 1
+            logger.warning(
+                "text engine: the batching loop died (%s); another is started", self._manager.background_thread_status.fatal_error
+            )
+            lost, self._tickets = [*self._tickets.values()], {}
+            self._matched.clear()
+            self._manager.destroy()
+            with self._ledger:
+                self.prefixes.evict("loop died")
+            self._manager = self._start()
+            for ticket in lost:
+                if ticket.attempts >= MAX_ATTEMPTS or ticket.is_cancelled or ticket.tokens:
+                    self.counts["cancelled" if ticket.is_cancelled else "failed"] += 1
+                    ticket.finish("" if ticket.is_cancelled else "the batching loop died")
+                else:
+                    self._hand_over(ticket)
+
+    def _notice(self) -> None:
+        if glance(self.text.model) != self._seen:
+            self.counts["unannounced changes"] += 1
+            with self.changing("unannounced change"):
+                pass
+
+    @contextmanager
+    def changing(self, reason: str) -> Iterator[None]:
+        """Change weights, adapters or their strength inside: requests in hand finish first, and nothing cached before outlives it.
+
+        Raises EnvironmentFault when they do not finish; nothing is changed then.
+        """
+        with self._changes:
+            self._is_changing = True
+            try:
+                self._drain()
+                with self._paused():
+                    try:
+                        yield
+                    finally:
+                        self._seen = glance(self.text.model)
+                        with self._ledger:
+                            self.prefixes.change(identify(self.text, self.weights).digest, reason)
+                        self._evict()
+            finally:
+                self._is_changing = False
+
+    def _drain(self) -> None:
+        until = time.perf_counter() + DRAIN_S
+        while self._tickets or self._manager.batch_processor.has_pending_requests():  # the latter for those that were cancelled
+            if time.perf_counter() > until:
+                raise EnvironmentFault(say("text engine", f"requests still running after {DRAIN_S} s", "an idle engine", "cancel them"))
+            time.sleep(POLL_S / 10)
+
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
+        if hasattr(self._manager, "pause"):
+            with self._manager.pause():
+                yield
+        else:  # an older transformers: an idle loop touches nothing
+            yield
+
+    def _evict(self) -> None:
+        """Empty the paged cache; where that cannot be asked for, another loop begins with an empty one."""
+        cache = _paged_cache(self._manager)
+        if hasattr(cache, "evict_cached_blocks"):
+            cache.evict_cached_blocks()
+        else:
+            self._manager.destroy()
+            self._manager = self._start()
+
+    def _check(self, look: Look, ask: Ask) -> None:
+        """Hold the cached pages against a full prefill: how far the first greedy token through them lies behind the likeliest."""
+        probe = Ticket(replace(ask, limit=1, temperature=0.0, ends=frozenset()), is_probe=True)
+        self._send(probe)
+        while not probe.done.wait(POLL_S) and not self._is_closed:
+            pass
+        if not probe.tokens or not hasattr(self._manager, "pause"):  # without a pause the model's own attention is the paged one
+            self.counts["checks not possible"] += 1
+            with self._ledger:
+                self.prefixes.checked(look, 0.0)
+            return
+        with self._manager.pause(), torch.no_grad():
+            forward = Forward(self.text.model, self.paging.prefill)
+            forward.forget_pictures()
+            exact, _ = forward.prefill(ask.tokens, None)
+            assert exact is not None
+            spread = float((exact - exact.mean()).abs().max())
+            behind = float(exact.max() - exact[probe.tokens[0]]) / spread if spread else 0.0
+            with self._ledger:
+                is_good = self.prefixes.checked(look, behind)
+            if not is_good:
+                logger.warning("text engine: cached pages failed their check; all were dropped")
+                self._evict()
+
+    def record(self) -> dict[str, Any]:
+        """Counters, and the prefix cache's record."""
+        return {"engine": self.name, "requests": dict(sorted(self.counts.items())), "waiting": len(self._tickets)} | self.prefixes.record()
+
+    def close(self) -> None:
+        """Stop, and give the model its attention back; requests in hand fail."""
+        self._is_closed = True
+        self._collector.join()
+        if self._manager.is_running():
+            self._manager.stop(block=True, hard_stop=True)
+        self._manager.destroy()
+        for name in [*self._tickets]:
+            self._close_ticket(name, "the engine was closed")
+        if self.text.model.config._attn_implementation != self._attention:
+            self.text.model.set_attn_implementation(self._attention)
+
+
+def _paged_cache(manager: Any) -> Any:
+    return getattr(manager.batch_processor, "cache", None)

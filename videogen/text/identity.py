@@ -1,0 +1,101 @@
+"""What a text model's cached states depend on, as one digest; and a cheap look that notices a change nobody announced."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from videogen.text.model import TextModel
+
+_ADAPTERS = "_videogen_adapters"  # where lora.apply leaves its attachment
+
+
+@dataclass(frozen=True, slots=True)
+class TextIdentity:
+    """Everything a cached prefix depends on besides its tokens."""
+
+    weights: str
+    config: str
+    dtype: str
+    quantisation: str
+    adapters: str
+    template: str
+    tokenizer: str
+    attention: str
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all of it."""
+        return _hash(asdict(self))
+
+
+def identify(text: TextModel, weights: str) -> TextIdentity:
+    """The identity now; `weights` is that of the files (`TextSource.identity`), adapters are read from the model itself."""
+    model, tokenizer = text.model, text.tokenizer
+    config = {key: value for key, value in model.config.to_dict().items() if key not in ("_name_or_path", "transformers_version", "dtype")}
+    return TextIdentity(
+        weights=weights,
+        config=_hash(config),
+        dtype=str(model.dtype),
+        quantisation=_hash(getattr(model.config, "quantization_config", None)),
+        adapters=adapters_of(model),
+        template=_hash(getattr(tokenizer, "chat_template", None)),
+        tokenizer=_hash(sorted(tokenizer.get_vocab().items()) if tokenizer is not None else None),
+        attention=str(getattr(model.config, "_attn_implementation", "")),
+    )
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def adapters_of(model: Any) -> str:
+    """What is on the model: this project's attachments by their identity, peft's layers by content, strength and whether merged."""
+    found = hashlib.sha256()
+    is_bare = True
+    for name, module in model.named_modules():
+        attached = getattr(module, _ADAPTERS, None)
+        if attached is not None:
+            is_bare = False
+            found.update(f"{name} {attached.identity}".encode())
+        for part, tensor in _peft_parts(module):
+            is_bare = False
+            found.update(f"{name} {part}".encode())
+            found.update(b"" if tensor is None else tensor.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
+    return "" if is_bare else found.hexdigest()
+
+
+def _peft_parts(module: Any) -> Iterator[tuple[str, torch.Tensor | None]]:
+    """Names with strengths, and factors, of the adapters that act in a peft layer; none of another module or a disabled layer."""
+    active = getattr(module, "active_adapters", None)
+    if not hasattr(module, "lora_A") or active is None:
+        return
+    merged = [*getattr(module, "merged_adapters", [])]
+    acting = [] if getattr(module, "disable_adapters", False) else [*active]
+    for name in dict.fromkeys([*merged, *acting]):
+        if name in module.lora_A:
+            yield f"{name} x{module.scaling[name]} {'merged' if name in merged else ''}", module.lora_A[name].weight
+            yield f"{name} up", module.lora_B[name].weight
+
+
+def glance(model: Any) -> tuple[Any, ...]:
+    """Differs after nearly every change of weights or adapters, in under a millisecond a thousand parameters.
+
+    Sees in-place writes, swapped tensors, adapters on, off, merged or at another strength. Does not see a write through
+    `parameter.data`, which torch does not count: that is what checks are for.
+    """
+    versions = places = 0
+    for parameter in model.parameters():
+        versions += 0 if parameter.is_inference() else parameter._version
+        places ^= parameter.data_ptr()
+    layers = [module for module in model.modules() if hasattr(module, "lora_A") or hasattr(module, _ADAPTERS)]
+    return versions, places, *map(_state, layers)
+
+
+def _state(module: Any) -> tuple[Any, ...]:
+    attached = getattr(module, _ADAPTERS, None)
+    peft = ("disable_adapters", "active_adapters", "merged_adapters", "scaling")
+    return (None if attached is None else attached.identity, *(str(getattr(module, name, None)) for name in peft))
