@@ -52,7 +52,8 @@ class Request:
 
     steps counts model evaluations (forwards); frames are snapped up to the model's ladder; size is (width, height) in
     pixels; image and last_image are the first and last frame; references are pictures the model should look at; expand is
-    the text model that completes the prompt (`videogen.text.source.find_text_source`).
+    the text model that completes the prompt (`videogen.text.source.find_text_source`); negative_prompt is for families that guide
+    with a second forward, and H3 is none.
     Raises RequestError on a value no model could take; what depends on the model is checked by its family.
     """
 
@@ -67,6 +68,7 @@ class Request:
     seed: int | None = None
     round_size: bool = False
     expand: TextSource | None = None
+    negative_prompt: str = ""
 
     def __post_init__(self) -> None:
         _check_prompt(self.prompt)
@@ -82,6 +84,8 @@ class Request:
                 raise bad("size", self.size, "(width, height)", "pass two numbers")
             _check_whole("width", self.size[0], 1, 16_384)
             _check_whole("height", self.size[1], 1, 16_384)
+        if self.negative_prompt:
+            _check_prompt(self.negative_prompt)
         if self.expand is not None and not isinstance(self.expand, TextSource):
             raise bad("expand", self.expand, "a TextSource", "pass find_text_source(name)")
         if self.references and (self.image is not None or self.last_image is not None):
@@ -208,6 +212,8 @@ class Environment:
     rank: int = 0  # of this process among world_size, as torchrun and accelerate say it
     local_rank: int = 0
     world_size: int = 1
+    run: str = ""  # of which this process is a worker, as `videogen render --gpus` says it
+    worker: int = 0
     device_profiles: str = ""  # the folder `videogen doctor --save` writes to; empty switches profiles off
 
     def record(self) -> dict[str, str]:
@@ -235,6 +241,8 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         rank=_count(env, "RANK", 0),
         local_rank=_count(env, "LOCAL_RANK", 0),
         world_size=_count(env, "WORLD_SIZE", 1),
+        run=env.get("VIDEOGEN_RUN", ""),
+        worker=_count(env, "VIDEOGEN_WORKER", 0),
         device_profiles=env.get("VIDEOGEN_DEVICE_PROFILES", f"{env.get('XDG_CACHE_HOME') or '~/.cache'}/videogen/devices"),
     )
 

@@ -11,7 +11,7 @@ from videogen import __version__
 from videogen.cli import doctor, lora, models, plan, render, serve, status
 from videogen.cli import inspect as inspect_command
 from videogen.config import Environment, read_environment
-from videogen.errors import EnvironmentFault, RequestError
+from videogen.errors import EnvironmentFault, RequestError, VideogenError
 
 _ABOVE = {
     "bench": "clips per hour",
@@ -20,7 +20,7 @@ _ABOVE = {
     "eval": "what a recipe costs in quality",
 }
 
-OK, SOME_FAILED, USAGE, ENVIRONMENT, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
+OK, SOME_FAILED, USAGE, ENVIRONMENT, GATE, WORKER_LOST, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -61,8 +61,9 @@ def _set_up_logging(args: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code (0 done, 1 some clips failed, 2 usage, 3 environment, 4 a gate failed, 130/143 stopped)."""
-    args = make_parser().parse_args(argv)
+    """Run one command; returns the exit code: 0 done, 1 some clips failed, 2 usage, 3 environment, 4 a gate failed, 5 a worker
+    died, 130/143 stopped."""
+    args = make_parser().parse_args(argv, argparse.Namespace(words=list(sys.argv[1:] if argv is None else argv)))
     _set_up_logging(args)
     try:
         return int(args.run(args))
@@ -72,6 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except EnvironmentFault as error:
         print(f"videogen: {error}", file=sys.stderr)
         return ENVIRONMENT
+    except VideogenError as error:  # a rank that shares this one's clips is gone
+        print(f"videogen: {error}", file=sys.stderr)
+        return WORKER_LOST
     except KeyboardInterrupt:
         print("videogen: stopped", file=sys.stderr)
         return INTERRUPTED

@@ -1,4 +1,4 @@
-"""`videogen render`: job files and prompts to clips in a folder, resumable at any moment."""
+"""`videogen render`: job files and prompts to clips in a folder, resumable at any moment, on one device or several."""
 
 import argparse
 import json
@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -16,7 +16,9 @@ from videogen.cli.options import add_request_options
 from videogen.cli.planning import Wanted, no_duplicates_note, read_wanted, settle_clips
 from videogen.cli.screen import make_screen
 from videogen.config import Environment, Recipe, read_environment
+from videogen.errors import bad
 from videogen.jobs.journal import Journal, locked, read_journal
+from videogen.jobs.plan import Clip
 from videogen.jobs.run import Renderer, Summary, run_clips, sweep
 from videogen.progress import StopFlag
 
@@ -27,12 +29,15 @@ def add_command(commands: Any, environment: Environment) -> None:
     """Register the sub-command."""
     parser = commands.add_parser("render", help="render clips", allow_abbrev=False)
     add_request_options(parser, environment)
+    many = parser.add_argument_group("on several devices")
+    many.add_argument("--gpus", type=int, default=1, metavar="N", help="devices of this machine; each renders clips of its own")
+    many.add_argument("--ulysses", type=int, default=1, metavar="U", help="devices that share one clip (a divisor of --gpus)")
     parser.add_argument("--dry-run", action="store_true", help="the same as `videogen plan`: loads nothing")
     parser.set_defaults(run=run)
 
 
 @contextmanager
-def _signals(stop: StopFlag) -> Iterator[list[int]]:
+def signals(stop: StopFlag) -> Iterator[list[int]]:
     """The first SIGINT or SIGTERM asks for a stop between steps, the second ends at once; yields what came."""
     came: list[int] = []
 
@@ -53,27 +58,49 @@ def _signals(stop: StopFlag) -> Iterator[list[int]]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Render; exit code 0 all done, 1 some failed, 130 or 143 when stopped."""
+    """Render; exit code 0 all done, 1 some failed, 5 a worker died, 130 or 143 when stopped."""
     if args.dry_run:
         return plan.run(args)
+    told = read_environment()
+    if told.run or told.world_size > 1:
+        from videogen.cli import worker
+
+        return worker.run(args, told)
+    for name in ("gpus", "ulysses"):
+        if getattr(args, name) < 1:
+            raise bad(f"--{name}", getattr(args, name), "a whole number of at least 1", f"change --{name}")
+    if args.gpus > 1 or args.ulysses > 1:
+        from videogen.cli import fleet
+
+        return fleet.run(args)
     wanted = read_wanted(args)
     stop = StopFlag()
-    with _signals(stop) as came, locked(wanted.folder):
+    with signals(stop) as came, locked(wanted.folder):
         journal = read_journal(wanted.folder)
         sweep(journal)
         summary = _run(wanted, args, journal, stop)
-    _report(args, wanted, summary)
+    report(args, wanted, summary)
+    return exit_code(summary, came)
+
+
+def exit_code(summary: Summary, came: list[int]) -> int:
+    """That of a run whose processes all lived."""
     if summary.is_stopped:
         return 143 if signal.SIGTERM in came else 130
     return 1 if summary.count("failed") else 0
 
 
-def _run(wanted: Wanted, args: argparse.Namespace, journal: Journal, stop: StopFlag) -> Summary:
+def settle(wanted: Wanted, args: argparse.Namespace, journal: Journal) -> list[Clip]:
+    """The clips, with seeds that are drawn now written down, and what the user should know of them."""
     clips = settle_clips(wanted, args, journal, lambda key, seed: journal.append("seed", draft=key, seed=seed))
     for note in [no_duplicates_note(wanted, clips), *sorted({note for clip in clips for note in clip.draft.resolved.notes})]:
         if note:
             logger.warning("%s", note)
+    return clips
 
+
+def opener(wanted: Wanted, device: str, **options: Any) -> Callable[[Recipe], Renderer]:
+    """Opens a pipeline per number format, and every other recipe over the same weights."""
     opened: dict[str, Any] = {}
 
     def open_renderer(recipe: Recipe) -> Renderer:
@@ -82,26 +109,36 @@ def _run(wanted: Wanted, args: argparse.Namespace, journal: Journal, stop: StopF
         first: Pipeline | None = opened.get(recipe.dtype)
         if first is not None:
             return first.sharing(recipe)  # another recipe over the same weights
-        opened[recipe.dtype] = pipeline = open_pipeline(wanted.source, recipe, device=args.device)
+        opened[recipe.dtype] = pipeline = open_pipeline(wanted.source, recipe, device=device, **options)
         return pipeline
 
+    return open_renderer
+
+
+def _run(wanted: Wanted, args: argparse.Namespace, journal: Journal, stop: StopFlag) -> Summary:
+    clips = settle(wanted, args, journal)
     screen = make_screen("none" if args.quiet else args.progress, use_color=not read_environment().no_color)
     with screen:
-        return run_clips(clips, journal, open_renderer, encoding=wanted.encoding, screen=screen, stop=stop)
+        return run_clips(clips, journal, opener(wanted, args.device), encoding=wanted.encoding, screen=screen, stop=stop)
 
 
-def _report(args: argparse.Namespace, wanted: Wanted, summary: Summary) -> None:
+def report(args: argparse.Namespace, wanted: Wanted, summary: Summary, *, lost: int | None = None) -> None:
+    """Where the clips are and what became of them; `lost` of several workers died."""
     counts = {state: summary.count(state) for state in ("done", "skipped", "failed")}
+    more = {} if lost is None else {"left": summary.count("left"), "lost_workers": lost}
     if args.json:
-        totals = counts | {"stopped": summary.is_stopped}
+        totals = counts | {"stopped": summary.is_stopped} | more
         record = {"schema": "videogen.run/1", "folder": str(wanted.folder), "model": wanted.source.record(), "totals": totals}
         print(json.dumps(record | {"clips": summary.rows}, ensure_ascii=False))
         return
     for row in summary.rows:
         if "file" in row:
             print(row["file"] + (" (finished before; --seed or --no-resume makes another)" if row["state"] == "skipped" else ""))
-        else:
+        elif row["state"] == "failed":
             print(f"videogen: {row['name']} failed: {row['error']}", file=sys.stderr)
-    if len(summary.rows) > 1 or summary.is_stopped:
-        told = ", ".join(f"{number} {state}" for state, number in counts.items() if number)
-        print(f"{told or 'nothing done'}{'; stopped, run the same command to go on' if summary.is_stopped else ''}", file=sys.stderr)
+    if len(summary.rows) > 1 or summary.is_stopped or lost:
+        left = more.get("left", 0)
+        told = ", ".join(f"{number} {state}" for state, number in [*counts.items(), ("left", left)] if number)
+        died = f"; {lost} worker{'s' if lost > 1 else ''} died" if lost else ""
+        again = f"{'; stopped' if summary.is_stopped else ''}, run the same command to go on" if summary.is_stopped or left else ""
+        print(f"{told or 'nothing done'}{died}{again}", file=sys.stderr)

@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -62,6 +62,28 @@ class SilentScreen:
         """Nothing."""
 
 
+class Queue(Protocol):
+    """Where a run takes its clips from."""
+
+    def take(self, clips: Sequence[Clip], stop: StopFlag) -> Iterator[tuple[int, Clip]]:
+        """The clips to attend to and their numbers from 1, each when the one before is over; ends early on a stop."""
+        ...
+
+
+class InOrder:
+    """All of them, one after the other."""
+
+    def take(self, clips: Sequence[Clip], stop: StopFlag) -> Iterator[tuple[int, Clip]]:
+        """Every clip, finished ones too."""
+        for number, clip in enumerate(clips, 1):
+            if stop.wanted:
+                return
+            yield number, clip
+
+
+IN_ORDER = InOrder()
+
+
 @dataclass(slots=True)
 class Summary:
     """How a run went: clip rows in plan order, and whether it was stopped."""
@@ -78,8 +100,13 @@ def sweep(journal: Journal) -> None:
     """Remove what a killed run left half-written, for every name the journal knows; call it holding the lock."""
     for known in journal.jobs.values():
         if known.name:
-            discard_partial(journal.folder / f"{known.name}.mp4")
-            _part(journal.folder / f"{known.name}.json").unlink(missing_ok=True)
+            sweep_name(journal.folder, known.name)
+
+
+def sweep_name(folder: Path, name: str) -> None:
+    """Remove what a killed run left half-written of one clip; call it with nobody else rendering it."""
+    discard_partial(folder / f"{name}.mp4")
+    _part(folder / f"{name}.json").unlink(missing_ok=True)
 
 
 def run_clips(
@@ -90,28 +117,27 @@ def run_clips(
     encoding: Encoding,
     screen: Screen,
     stop: StopFlag,
+    queue: Queue = IN_ORDER,
 ) -> Summary:
-    """Render every clip that is not done, in order.
+    """Render every clip of the queue that is not done.
 
     `open_renderer` is called once per recipe in use, and only when a clip needs it. Raises EnvironmentFault when
     nothing more can be rendered or written; what was finished stays.
     """
     summary = Summary()
     opened: dict[str, Renderer] = {}
-    for number, clip in enumerate(clips, 1):
-        if stop.wanted:
-            summary.is_stopped = True
-            break
+    for number, clip in queue.take(clips, stop):
         screen.begin(clip, number, len(clips))
         if clip.is_done:
             screen.end(clip, "skipped", 0.0, str(journal.folder / f"{clip.name}.mp4"))
-            summary.rows.append(_row(clip, "skipped", journal.folder))
+            summary.rows.append(row_of(clip, "skipped", journal.folder))
             continue
         key = canonical_json(as_plain(clip.draft.recipe))
         if key not in opened:
             opened[key] = open_renderer(clip.draft.recipe)
         if not _run_one(clip, opened[key], journal, encoding, screen, stop, summary):
             break
+    summary.is_stopped |= stop.wanted and len(summary.rows) < len(clips)
     return summary
 
 
@@ -136,13 +162,13 @@ def _run_one(
         logger.debug("clip %s failed", clip.name, exc_info=True)
         journal.append("failed", job=clip.job_id, error=message[:2000])
         screen.end(clip, "failed", time.perf_counter() - began, message)
-        summary.rows.append(_row(clip, "failed", journal.folder) | {"error": message})
+        summary.rows.append(row_of(clip, "failed", journal.folder) | {"error": message})
         return True
     seconds = time.perf_counter() - began
     rate = {"seconds": round(seconds, 3), "tflop": round(clip.draft.estimate.tflop, 3)}
     journal.append("done", job=clip.job_id, file=path.name, sha256=hash_file(path), **rate)
     screen.end(clip, "done", seconds, str(path))
-    summary.rows.append(_row(clip, "done", journal.folder) | {"seconds": round(seconds, 3)})
+    summary.rows.append(row_of(clip, "done", journal.folder) | {"seconds": round(seconds, 3)})
     return True
 
 
@@ -154,9 +180,10 @@ def _note_failure(journal: Journal, clip: Clip, message: str) -> None:
         logger.debug("the journal could not be written either")
 
 
-def _row(clip: Clip, state: str, folder: Path) -> dict[str, Any]:
+def row_of(clip: Clip, state: str, folder: Path) -> dict[str, Any]:
+    """A clip's entry in the summary; its file where it has one."""
     kept = {"job_id": clip.job_id, "name": clip.name, "state": state, "seed": clip.seed, "place": clip.draft.place}
-    return kept | ({} if state == "failed" else {"file": str(folder / f"{clip.name}.mp4")})
+    return kept | ({} if state not in ("done", "skipped") else {"file": str(folder / f"{clip.name}.mp4")})
 
 
 def _write(clip: Clip, result: Result, folder: Path, encoding: Encoding, screen: Screen) -> Path:

@@ -1,13 +1,20 @@
 """What ranks that share a sequence say to each other: rows for heads and back, sums, rank 0's values; knows no model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
 
+from videogen.errors import VideogenError, say
 from videogen.parallel.mesh import Part, shares
+
+
+class PeersLost(VideogenError):
+    """A rank of this replica failed alone or is gone: the others cannot go on without it."""
 
 
 class Work(Protocol):
@@ -18,6 +25,7 @@ class Work(Protocol):
         ...
 
 
+MEET = timedelta(seconds=30)  # after a failure: all fail within the same step or not at all
 Send = Callable[[torch.Tensor, torch.Tensor, list[int], list[int]], Work]
 
 
@@ -116,13 +124,31 @@ class Peers:
         return whole
 
     def same(self, value: int) -> int:
-        """Rank 0's whole number on every rank, by way of the hosts."""
+        """Rank 0's whole number on every rank, by way of the hosts. Raises PeersLost where one is gone."""
         told = torch.tensor([value], dtype=torch.int64)
-        dist.broadcast(told, group=self.control, group_src=0)
+        with _all_there():
+            dist.broadcast(told, group=self.control, group_src=0)
         return int(told)
 
+    def meet(self) -> bool:
+        """Whether every rank comes here within `MEET`."""
+        try:
+            dist.monitored_barrier(self.control, timeout=MEET)
+        except RuntimeError:
+            return False
+        return True
+
     def any(self, wish: bool) -> bool:
-        """Whether any rank says so, by way of the hosts."""
+        """Whether any rank says so, by way of the hosts. Raises PeersLost where one is gone."""
         told = torch.tensor([int(wish)])
-        dist.all_reduce(told, dist.ReduceOp.MAX, group=self.control)
+        with _all_there():
+            dist.all_reduce(told, dist.ReduceOp.MAX, group=self.control)
         return bool(told)
+
+
+@contextmanager
+def _all_there() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeersLost(say("ranks of one clip", str(error)[:200], "all of them to the end", "run it again")) from error

@@ -1,0 +1,72 @@
+"""Ranks that share clips, one of them leading: it claims and writes, the others render along; a rank lost ends the group."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from videogen.config import Recipe, as_plain
+from videogen.errors import CancelledRender, say
+from videogen.families.base import Resolved
+from videogen.identity import canonical_json
+from videogen.jobs.plan import Clip
+from videogen.jobs.run import CLIP_ERRORS, Queue, Renderer
+from videogen.parallel.comm import Peers, PeersLost
+from videogen.progress import OnEvent, StopFlag, ignore
+from videogen.result import Result
+
+_END, _NOTHING_YET = 0, -1
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """A queue whose every clip is told to the peers before it is rendered."""
+
+    inner: Queue
+    peers: Peers
+
+    def take(self, clips: Sequence[Clip], stop: StopFlag) -> Iterator[tuple[int, Clip]]:
+        """What the inner queue gives."""
+        for number, clip in self.inner.take(clips, stop):
+            self.peers.same(number)
+            yield number, clip
+        self.peers.same(_END)
+
+    def pause(self, seconds: float) -> None:
+        """Wait without letting the peers wait in vain."""
+        self.peers.same(_NOTHING_YET)
+        time.sleep(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """A renderer whose failure is a clip's only where every peer fails alike."""
+
+    inner: Renderer
+    peers: Peers
+
+    def render(self, request: Resolved, *, seed: int | None, on_event: OnEvent, stop: StopFlag | None) -> Result:
+        """Render one clip with the peers. Raises PeersLost where one of them is gone, and what the renderer raises."""
+        try:
+            return self.inner.render(request, seed=seed, on_event=on_event, stop=stop)
+        except CLIP_ERRORS as error:
+            if self.peers.meet():
+                raise
+            raise PeersLost(say("ranks of one clip", f"a lost one ({error})", "all of them to the end", "run it again")) from error
+
+
+def follow(clips: Sequence[Clip], peers: Peers, open_renderer: Callable[[Recipe], Renderer], stop: StopFlag) -> None:
+    """Render along with the leader, clip by clip, and keep nothing, until it says the end or all have stopped."""
+    opened: dict[str, Renderer] = {}
+    while (number := peers.same(_END)) != _END:
+        if number == _NOTHING_YET:
+            continue
+        clip = clips[number - 1]
+        key = canonical_json(as_plain(clip.draft.recipe))
+        if key not in opened:
+            opened[key] = open_renderer(clip.draft.recipe)
+        try:
+            opened[key].render(clip.draft.resolved, seed=clip.seed, on_event=ignore, stop=stop)
+        except CancelledRender:
+            return
+        except CLIP_ERRORS:
+            continue  # `Together` has made sure that all failed alike; the leader writes it down
