@@ -77,6 +77,7 @@ def add_request_options(parser: argparse.ArgumentParser, environment: Environmen
 
 
 def _add_expansion(what: Any) -> None:
+    what.add_argument("--negative-prompt", metavar="TEXT", help="what not to show, for families with guidance (MiniMax-H3 has none)")
     what.add_argument(
         "--expand",
         nargs="?",
@@ -157,7 +158,7 @@ def _from_here(adapter: str) -> str:
 
 def _fill(job: RawJob, args: argparse.Namespace) -> None:
     """Lay the flags that were given over a job; length and size are each one choice in several spellings."""
-    singles = (("steps",), ("seed",), ("repeat",), ("cache_lambda",), ("sparse_budget",), ("lora",), ("expand",))
+    singles = (("steps",), ("seed",), ("repeat",), ("cache_lambda",), ("sparse_budget",), ("lora",), ("expand",), ("negative_prompt",))
     adapters = (("lora_contract",), ("lora_fuse",))
     groups: Sequence[tuple[str, ...]] = (("frames", "seconds"), ("size", "width", "height"), *singles, *adapters)
     for group in groups:

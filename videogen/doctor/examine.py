@@ -18,6 +18,7 @@ from videogen.families.base import Resolved
 from videogen.families.h3_pipeline import LOOP, open_state, transformer_of
 from videogen.kernels.check import Shape, arguments
 from videogen.kernels.ops import FUSED, TORCH
+from videogen.text.choose import choose
 from videogen.timing import synchronizer, time_call
 from videogen.transforms.attach import Transforms
 
@@ -84,6 +85,8 @@ class Examination:
         kept = self.transforms.told.get("encodings text_encoder") == "kept"
         executed = "not run: kept from an earlier request" if kept else rules.attention_family(seen.names)
         self.rows.append(Row("text encoder", requested, executed, self.transforms.told.get("text_cut", ""), f"{seen.ms:.1f} ms"))
+        choice = choose(self.pipe.text_encoder.config)  # what would answer with it: `videogen text`
+        self.rows.append(Row("text engine", choice.engine, choice.engine, choice.reason))
 
     def first_block_inputs(self, loop: Any, transformer: Any, state: Any) -> tuple[Any, ...]:
         """What the first block gets in the first step."""

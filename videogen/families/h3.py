@@ -123,6 +123,9 @@ class H3Family:
 
         Raises RequestError for whatever diffusers would leave to crash or to warn about.
         """
+        if request.negative_prompt:
+            advice = "drop the negative prompt, and say in the prompt what there should be"
+            raise bad("negative prompt", request.negative_prompt, "none: guidance is distilled into MiniMax-H3, one forward a step", advice)
         inputs = self._inputs(request)
         notes: list[str] = []
         width, height = self._canvas(request, inputs, notes)

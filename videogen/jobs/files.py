@@ -17,7 +17,7 @@ MEDIA_KEYS = ("image", "last_image", "references")
 ALIASES = {"num_frames": "frames", "num_inference_steps": "steps", "first_image": "image", "reference": "references"}
 KEYS = frozenset(
     {"prompt", "image", "last_image", "references", "size", "width", "height", "frames", "seconds", "steps", "seed"}
-    | {"recipe", "id", "tags", "output", "repeat", "round_size", "cache_lambda", "sparse_budget", "expand"}
+    | {"recipe", "id", "tags", "output", "repeat", "round_size", "cache_lambda", "sparse_budget", "expand", "negative_prompt"}
     | {"lora", "lora_contract", "lora_fuse"}
 )
 _MAX_JOBS = 100_000

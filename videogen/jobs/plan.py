@@ -97,7 +97,7 @@ def make_request(raw: RawJob) -> Request:
     Raises RequestError naming file and line.
     """
     place, given = raw.place, raw.values
-    values: dict[str, Any] = {"prompt": given.get("prompt", "")}
+    values: dict[str, Any] = {"prompt": given.get("prompt", ""), "negative_prompt": given.get("negative_prompt", "")}
     for key in ("frames", "steps", "seed"):
         if key in given:
             values[key] = _whole(place, key, given[key])

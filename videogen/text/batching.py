@@ -2,7 +2,7 @@
 
 It keys cached blocks by their tokens alone, so a block outlives the weights that made it; one request that is too large ends the loop
 with everyone in it; and it counts nothing. Here: admission, one policy with the video steps, eviction at every change, another loop
-when one has died, and counters. `_paged_cache` and the wrapped lookup are not public interface: tests hold them.
+when one has died, and counters.
 """
 
 import logging
@@ -11,44 +11,26 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from caches.policy import Budget
 from caches.prefix_hook import TEXT_BUDGET, Look, PrefixCache
 from videogen.errors import EnvironmentFault, bad, say
 from videogen.text.asks import Ask, Busy, Ticket, admit
 from videogen.text.forwarding import Forward
-from videogen.text.identity import glance, identify
+from videogen.text.identity import Watch, identify
+from videogen.text.loop import Paging, cache_of, can_evict, can_pause, paused, start_loop
 from videogen.text.model import TextModel
-from videogen.text.snapshots import CHUNK, MAX_QUEUE, budget_for, check_can_page
+from videogen.text.snapshots import MAX_QUEUE, budget_for
 
 logger = logging.getLogger(__name__)
 
 MARGIN = 0.05
 MAX_ATTEMPTS = 2
-START_S, DRAIN_S, POLL_S = 60.0, 600.0, 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Paging:
-    """Settings of the paged cache. page: tokens a page, and the unit of sharing; pages: how many, 0 for what memory allows.
-
-    prefill: most tokens of one forward, decoding requests first; at_once: most requests of one forward, 0 for no limit.
-    """
-
-    page: int = 32
-    pages: int = 1024
-    prefill: int = CHUNK
-    at_once: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in (("page", 4), ("pages", 0), ("prefill", 1), ("at_once", 0)):
-            if getattr(self, name) < least:
-                raise bad(f"paging {name}", getattr(self, name), f"at least {least}", f"change {name}")
+DRAIN_S, POLL_S = 600.0, 0.05
 
 
 class BatchingEngine:
@@ -66,7 +48,6 @@ class BatchingEngine:
         max_queue: int = MAX_QUEUE,
         sampling: bool = False,
     ) -> None:
-        check_can_page(text.model)
         self.text, self.weights, self.paging, self.sampling = text, weights, paging or Paging(), sampling
         self.prefixes = PrefixCache(identify(text, weights).digest, budget_for(text.model.dtype, budget), unit=self.paging.page)
         self.counts: Counter[str] = Counter()
@@ -76,48 +57,19 @@ class BatchingEngine:
         self._gate, self._changes, self._ledger = threading.Condition(threading.RLock()), threading.Lock(), threading.Lock()
         self._number, self._is_closed, self._is_changing = 0, False, False
         self._attention = text.model.config._attn_implementation
-        self._seen = glance(text.model)
+        self._watch = Watch(text.model)
+        self._seen = self._watch.look()
         self._manager = self._start()
         self._collector = threading.Thread(target=self._collect, name="text-batching", daemon=True)
         self._collector.start()
 
     def _start(self) -> Any:
         """A running loop with an empty cache."""
-        model, p = self.text.model, self.paging
-        wanted = {
-            "num_blocks": p.pages or None,
-            "max_batch_tokens": p.prefill,
-            "max_requests_per_batch": p.at_once or None,
-            "allow_block_sharing": self.prefixes.budget.lam > 0,
-            "auto_switch_to_flash": False,  # it would change the attention of a text encoder that others use, and may ask the hub
-            "per_request_processors": self.sampling,
-        }
-        known = {field.name for field in fields(ContinuousBatchingConfig)}
-        wanted["page_size" if "page_size" in known else "block_size"] = p.page
-        if "auto_switch_to_flash" not in known and "paged|" not in str(model.config._attn_implementation):
-            model.set_attn_implementation(f"paged|{model.config._attn_implementation}")
-        drawing = {"do_sample": True, "temperature": 0.5, "top_p": 0.5, "top_k": 2} if self.sampling else {"do_sample": False}
-        generation = GenerationConfig(**drawing, max_new_tokens=1, eos_token_id=-1, pad_token_id=0)
-        config = ContinuousBatchingConfig(**{name: value for name, value in wanted.items() if name in known and value is not None})
-        manager = model.init_continuous_batching(generation_config=generation, continuous_batching_config=config)
-        manager.start()
-        until = time.perf_counter() + START_S
-        while _paged_cache(manager) is None:
-            if not manager.is_running() or time.perf_counter() > until:
-                reason = str(getattr(manager.background_thread_status, "fatal_error", "") or "no cache")[:200]
-                raise EnvironmentFault(say("continuous batching", reason, "a loop that starts", "use prefix snapshots"))
-            time.sleep(0.01)
-        cache = _paged_cache(manager)
-        room = int(cache.num_blocks * p.page * (1 - MARGIN))
+        model = self.text.model
+        is_sharing = self.prefixes.budget.lam > 0
+        manager = start_loop(model, self.paging, self._matched, is_sharing=is_sharing, is_sampling=self.sampling)
+        room = int(cache_of(manager).num_blocks * self.paging.page * (1 - MARGIN))
         self.capacity = min(room, int(getattr(model.config.get_text_config(), "max_position_embeddings", 0) or 2**31))
-        lookup = cache.search_prefix_match
-
-        def counted(request_id: str, prompt_ids: list[int]) -> int:
-            found = int(lookup(request_id, prompt_ids))
-            self._matched[request_id] = found
-            return found
-
-        cache.search_prefix_match = counted
         return manager
 
     def submit(self, ask: Ask, on_token: Callable[[int], None] | None = None) -> Ticket:
@@ -235,7 +187,7 @@ class BatchingEngine:
                     self._hand_over(ticket)
 
     def _notice(self) -> None:
-        if glance(self.text.model) != self._seen:
+        if self._watch.look() != self._seen:
             self.counts["unannounced changes"] += 1
             with self.changing("unannounced change"):
                 pass
@@ -250,11 +202,11 @@ class BatchingEngine:
             self._is_changing = True
             try:
                 self._drain()
-                with self._paused():
+                with paused(self._manager):
                     try:
                         yield
                     finally:
-                        self._seen = glance(self.text.model)
+                        self._seen = self._watch.look()
                         with self._ledger:
                             self.prefixes.change(identify(self.text, self.weights).digest, reason)
                         self._evict()
@@ -268,19 +220,10 @@ class BatchingEngine:
                 raise EnvironmentFault(say("text engine", f"requests still running after {DRAIN_S} s", "an idle engine", "cancel them"))
             time.sleep(POLL_S / 10)
 
-    @contextmanager
-    def _paused(self) -> Iterator[None]:
-        if hasattr(self._manager, "pause"):
-            with self._manager.pause():
-                yield
-        else:  # an older transformers: an idle loop touches nothing
-            yield
-
     def _evict(self) -> None:
         """Empty the paged cache; where that cannot be asked for, another loop begins with an empty one."""
-        cache = _paged_cache(self._manager)
-        if hasattr(cache, "evict_cached_blocks"):
-            cache.evict_cached_blocks()
+        if can_evict(self._manager):
+            cache_of(self._manager).evict_cached_blocks()
         else:
             self._manager.destroy()
             self._manager = self._start()
@@ -291,12 +234,12 @@ class BatchingEngine:
         self._send(probe)
         while not probe.done.wait(POLL_S) and not self._is_closed:
             pass
-        if not probe.tokens or not hasattr(self._manager, "pause"):  # without a pause the model's own attention is the paged one
+        if not probe.tokens or not can_pause(self._manager):  # without a pause the model's own attention is the paged one
             self.counts["checks not possible"] += 1
             with self._ledger:
                 self.prefixes.checked(look, 0.0)
             return
-        with self._manager.pause(), torch.no_grad():
+        with paused(self._manager), torch.no_grad():
             forward = Forward(self.text.model, self.paging.prefill)
             forward.forget_pictures()
             exact, _ = forward.prefill(ask.tokens, None)
@@ -324,7 +267,3 @@ class BatchingEngine:
             self._close_ticket(name, "the engine was closed")
         if self.text.model.config._attn_implementation != self._attention:
             self.text.model.set_attn_implementation(self._attention)
-
-
-def _paged_cache(manager: Any) -> Any:
-    return getattr(manager.batch_processor, "cache", None)

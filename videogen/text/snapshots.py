@@ -14,10 +14,10 @@ import torch
 
 from caches.policy import Budget
 from caches.prefix_hook import TEXT_BUDGET, Look, PrefixCache
-from videogen.errors import EnvironmentFault, say
+from videogen.errors import say
 from videogen.text.asks import Ask, Busy, Ticket, admit
 from videogen.text.forwarding import Forward, cache_bytes, difference, duplicate, pick
-from videogen.text.identity import glance, identify
+from videogen.text.identity import Watch, identify
 from videogen.text.model import TextModel
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,8 @@ class SnapshotEngine:
         self._model, self._starting = threading.RLock(), threading.Lock()
         self._thread: threading.Thread | None = None
         self._is_closed = False
-        self._seen = glance(text.model)
+        self._watch = Watch(text.model)
+        self._seen = self._watch.look()
 
     def submit(self, ask: Ask, on_token: Callable[[int], None] | None = None) -> Ticket:
         """Accept a request. Raises RequestError for one that can never fit, Busy when too many wait."""
@@ -154,7 +155,7 @@ class SnapshotEngine:
 
     def _notice(self) -> None:
         """A change that nobody announced is a change all the same."""
-        if (now := glance(self.text.model)) != self._seen:
+        if (now := self._watch.look()) != self._seen:
             self._seen = now
             self.counts["unannounced changes"] += 1
             self.prefixes.change(identify(self.text, self.weights).digest, "unannounced change")
@@ -166,7 +167,7 @@ class SnapshotEngine:
             try:
                 yield
             finally:
-                self._seen = glance(self.text.model)
+                self._seen = self._watch.look()
                 self._recent.clear()
                 self.prefixes.change(identify(self.text, self.weights).digest, reason)
 
@@ -194,10 +195,3 @@ def _shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:
     if a[:most] == b[:most]:
         return most
     return next(index for index in range(most) if a[index] != b[index])
-
-
-def check_can_page(model: Any) -> None:
-    """Raises EnvironmentFault when this transformers has no continuous batching for the model."""
-    if not hasattr(model, "init_continuous_batching"):
-        told = say("continuous batching", f"transformers without it for {type(model).__name__}", "one with it", "use prefix snapshots")
-        raise EnvironmentFault(told)

@@ -10,6 +10,7 @@ from diffusers.modular_pipelines.modular_pipeline import PipelineState
 
 from videogen.families.base import Resolved
 from videogen.kernels.ops import FUSED
+from videogen.text.identity import Watch
 from videogen.transforms.adaln import TableShelf, adaln_tables, place_projections
 from videogen.transforms.cpu_bfloat16 import bfloat16_products, refusal
 from videogen.transforms.decode import is_on_ladder, stream_video
@@ -29,6 +30,13 @@ class Kept:
 
     tables: TableShelf = field(default_factory=TableShelf)
     encodings: Encodings = field(default_factory=Encodings)
+    watches: dict[int, Watch] = field(default_factory=dict)
+
+    def watch(self, model: Any) -> Watch:
+        """The watch over one model."""
+        if id(model) not in self.watches:
+            self.watches[id(model)] = Watch(model)
+        return self.watches[id(model)]
 
 
 @dataclass(slots=True)
@@ -54,7 +62,9 @@ class Transforms:
             self._compute(name, block, pipe, state)
             return {output.name: state.get(output.name) for output in block.intermediate_outputs}
 
-        values, was_kept = self.kept.encodings.take(_KEYS[name](self.resolved), self.savings.encodings, compute)
+        encoder = pipe.text_encoder if name == "text_encoder" else pipe.vae
+        key = (*_KEYS[name](self.resolved), self.kept.watch(encoder).look())  # other weights or adapters, another encoding
+        values, was_kept = self.kept.encodings.take(key, self.savings.encodings, compute)
         self.told[f"encodings {name}"] = "kept" if was_kept else "computed"
         for output in block.intermediate_outputs:
             state.set(output.name, values[output.name], output.kwargs_type)

@@ -91,7 +91,17 @@ def test_what_is_saved_is_what_a_pipeline_uses(tiny_model: Path, tmp_path: Path,
     ask = ["doctor", "-m", str(tiny_model), "--size", "96x64", "--frames", "22", "--json", "--save", "--strict"]
     code = main(ask)
     told = json.loads(capsys.readouterr().out)
-    areas = {"text encoder", "dense attention", "linears", "norms + modulation", "q/k norm + RoPE", "gated residual", "SwiGLU", "threads"}
+    areas = {
+        "text encoder",
+        "text engine",
+        "dense attention",
+        "linears",
+        "norms + modulation",
+        "q/k norm + RoPE",
+        "gated residual",
+        "SwiGLU",
+        "threads",
+    }
     assert {row["area"] for row in told["areas"]} >= areas | {"video VAE attention", "video VAE decode", "video VAE encode"}
     assert next(row["executed"] for row in told["areas"] if row["area"] == "text encoder") == "flash (CPU)"
     assert told["schema"] == "videogen.doctor/1" and code == (4 if any(row["is_slow"] for row in told["areas"]) else 0)

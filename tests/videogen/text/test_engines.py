@@ -15,8 +15,9 @@ from caches.prefix_hook import PrefixCache
 from tests.videogen.text.models import answer, prompts, text_model
 from videogen.errors import RequestError
 from videogen.text.asks import AnswerFault, Ask, Busy, Ticket
-from videogen.text.batching import BatchingEngine, Paging
+from videogen.text.batching import BatchingEngine
 from videogen.text.choose import BATCHING, SNAPSHOTS, choose
+from videogen.text.loop import Paging
 from videogen.text.model import TextModel
 from videogen.text.shapes import FAMILIES
 from videogen.text.snapshots import SnapshotEngine
