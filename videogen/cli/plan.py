@@ -4,6 +4,7 @@ import argparse
 import json
 from typing import Any
 
+from videogen.cli import layouts
 from videogen.cli.options import add_request_options
 from videogen.cli.planning import Wanted, clip_row, no_duplicates_note, read_wanted, seconds_per_tflop, settle_clips
 from videogen.config import Environment
@@ -17,11 +18,14 @@ def add_command(commands: Any, environment: Environment) -> None:
     """Register the sub-command."""
     parser = commands.add_parser("plan", help="show what would be rendered; loads nothing", allow_abbrev=False)
     add_request_options(parser, environment)
+    layouts.add_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan; exit code 0, or 2 with every wrong job listed."""
+    if layouts.is_asked(args):
+        return layouts.run(args)
     wanted = read_wanted(args)
     journal = read_journal(wanted.folder)
     clips = settle_clips(wanted, args, journal, lambda _key, _seed: None)
