@@ -157,7 +157,7 @@ class Pipeline:
 
     def transforms_for(self, resolved: Resolved) -> Transforms:
         """What this pipeline attaches for one request; entered around its blocks."""
-        return Transforms(self.savings, self._kept, resolved, dict(self._reasons))
+        return Transforms(self.savings, self._kept, resolved, dict(self._reasons), self.sharding.tiles)
 
     def stratum(self, resolved: Resolved) -> Fingerprint:
         """What a certificate must have been calibrated for to cover this request here."""

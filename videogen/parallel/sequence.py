@@ -20,6 +20,7 @@ from videogen.errors import EnvironmentFault, say
 from videogen.parallel.comm import Peers
 from videogen.parallel.mesh import Part, shares
 from videogen.progress import StopFlag
+from videogen.transforms.decode import Decode
 from videogen.transforms.scope import Forward, forward_as
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -58,6 +59,10 @@ class Sharding(Protocol):
         """One rank's number on every rank."""
         ...
 
+    def tiles(self, tiles: list[torch.Tensor], decode: Decode) -> list[torch.Tensor]:
+        """What `decode` makes of the tiles, on every rank."""
+        ...
+
     def stop(self, flag: StopFlag) -> StopFlag:
         """A flag that is set for every rank once it is for one."""
         ...
@@ -91,6 +96,10 @@ class Alone:
     def same(self, value: int) -> int:
         """It has it."""
         return value
+
+    def tiles(self, tiles: list[torch.Tensor], decode: Decode) -> list[torch.Tensor]:
+        """Decoded here."""
+        return decode(tiles)
 
     def stop(self, flag: StopFlag) -> StopFlag:
         """The flag."""
@@ -179,6 +188,15 @@ class Ulysses:
     def same(self, value: int) -> int:
         """The first peer's number."""
         return self.peers.same(value)
+
+    def tiles(self, tiles: list[torch.Tensor], decode: Decode) -> list[torch.Tensor]:
+        """Each rank decodes its share of them; with fewer tiles than ranks every rank decodes all."""
+        part = self.peers.part(len(tiles))
+        if self.peers.count == 1 or min(part.sizes) == 0:
+            return decode(tiles)
+        own = torch.cat(decode(tiles[part.begin : part.begin + part.size]))
+        everyone = self.peers.gather(own.flatten(1)[None], part)[0]
+        return list(everyone.view(len(tiles), *own.shape[1:]).split(1))
 
     def stop(self, flag: StopFlag) -> StopFlag:
         """Asks all peers at every step."""

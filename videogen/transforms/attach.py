@@ -13,7 +13,7 @@ from videogen.kernels.ops import FUSED
 from videogen.text.identity import Watch
 from videogen.transforms.adaln import TableShelf, adaln_tables, place_projections
 from videogen.transforms.cpu_bfloat16 import bfloat16_products, refusal
-from videogen.transforms.decode import is_on_ladder, stream_video
+from videogen.transforms.decode import Spread, alone, is_on_ladder, stream_video
 from videogen.transforms.encodings import Encodings, Values, picture_key, text_key
 from videogen.transforms.fused_blocks import fused_blocks
 from videogen.transforms.lean_loop import lean_loop
@@ -47,11 +47,12 @@ class Transforms:
     kept: Kept
     resolved: Resolved
     told: dict[str, str] = field(default_factory=dict)
+    spread: Spread = alone
 
     def call(self, name: str, block: Any, pipe: Any, state: PipelineState) -> None:
         """Run one of diffusers' blocks outside the loop, or do without."""
         if name == "decode.video" and self.savings.decode_batch and is_on_ladder(pipe.vae, state.get("latents")):
-            state.set("videos", stream_video(pipe, state.get("latents"), self.savings.decode_batch)[None])
+            state.set("videos", stream_video(pipe, state.get("latents"), self.savings.decode_batch, self.spread)[None])
             self.told["decode_batch"] = f"{self.savings.decode_batch} tiles a call, streamed"
             return
         if name not in _KEYS or not self.savings.encodings:

@@ -5,7 +5,7 @@ hands over four bytes a value. With one tile a call the bytes are the stock ones
 differently.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +14,14 @@ import torch
 from numpy.typing import NDArray
 
 from videogen.errors import bad
+
+Decode = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+Spread = Callable[[list[torch.Tensor], Decode], list[torch.Tensor]]
+
+
+def alone(tiles: list[torch.Tensor], decode: Decode) -> list[torch.Tensor]:
+    """All tiles of a chunk on this device."""
+    return decode(tiles)
 
 
 def is_on_ladder(vae: Any, latents: torch.Tensor) -> bool:
@@ -31,8 +39,11 @@ def batched(tiles: list[torch.Tensor], most: int) -> list[list[torch.Tensor]]:
     return [tiles[begin:end] for begin, end in pairwise(cuts)]
 
 
-def decode_clip(vae: Any, latents: torch.Tensor, batch: int) -> torch.Tensor:
-    """One chunk (1, C, T, h, w) to pixels (1, 3, F, H, W) in the VAE's own space, tiled and blended as the VAE is set to."""
+def decode_clip(vae: Any, latents: torch.Tensor, batch: int, spread: Spread = alone) -> torch.Tensor:
+    """One chunk (1, C, T, h, w) to pixels (1, 3, F, H, W) in the VAE's own space, tiled and blended as the VAE is set to.
+
+    `spread` has the tiles decoded, all of one shape, here or by several ranks.
+    """
     ratio = vae.spatial_compression_ratio
     height, width = (side * ratio for side in latents.shape[-2:])
     if not vae.use_tiling:
@@ -45,21 +56,23 @@ def decode_clip(vae: Any, latents: torch.Tensor, batch: int) -> torch.Tensor:
         for top, tall in zip(tops, heights)
         for left, wide in zip(lefts, widths)
     ]
-    pixels: list[torch.Tensor] = []
-    for run in batched(tiles, batch):
-        pixels += vae.decoder(vae.post_quant_conv(torch.cat(run))).split(1)
+
+    def decode(some: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [piece for run in batched(some, batch) for piece in vae.decoder(vae.post_quant_conv(torch.cat(run))).split(1)]
+
+    pixels = spread(tiles, decode)
     rows = [pixels[begin : begin + len(lefts)] for begin in range(0, len(pixels), len(lefts))]
     clip: torch.Tensor = vae._stitch_tiles(rows, overlaps_y, overlaps_x)
     return clip
 
 
-def chunks(vae: Any, latents: torch.Tensor, batch: int) -> Iterator[torch.Tensor]:
+def chunks(vae: Any, latents: torch.Tensor, batch: int, spread: Spread = alone) -> Iterator[torch.Tensor]:
     """The stretches of a clip on the ladder as they are finished, (1, 3, f, H, W) each; together they are `vae.decode`."""
     step = vae.tokens_chunk_size
     length = step * vae.temporal_compression_ratio
     fading: torch.Tensor | None = None
     for index in range((latents.shape[2] + vae.config.token_drop) // step - 1):
-        clip = decode_clip(vae, latents[:, :, index * step : (index + 1) * step + vae.token_overlap], batch)
+        clip = decode_clip(vae, latents[:, :, index * step : (index + 1) * step + vae.token_overlap], batch, spread)
         head, tail = (clip[:, :, begin : begin + length][:, :, vae.frame_pre_padding :] for begin in (0, length))
         yield head if fading is None else vae._blend(fading, head, vae.frame_overlap, dim=-3)
         fading = tail
@@ -79,7 +92,7 @@ def as_bytes(pixels: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> NDA
     return frames
 
 
-def stream_video(pipe: Any, latents: torch.Tensor, batch: int) -> NDArray[np.uint8]:
+def stream_video(pipe: Any, latents: torch.Tensor, batch: int, spread: Spread = alone) -> NDArray[np.uint8]:
     """Latents (1, C, T, h, w) of a loaded pipeline to frames (F, H, W, 3); what diffusers' decode block and rounding give."""
     vae, device = pipe.vae, latents.device
 
@@ -89,4 +102,4 @@ def stream_video(pipe: Any, latents: torch.Tensor, batch: int) -> NDArray[np.uin
     scaled = latents * column(vae.config.latents_std) + column(vae.config.latents_mean)
     scaled = scaled.to(next(vae.post_quant_conv.parameters()).dtype)
     mean, std = column(pipe.pixel_mean), column(pipe.pixel_std)
-    return np.concatenate([as_bytes(each, mean, std) for each in chunks(vae, scaled, batch)])
+    return np.concatenate([as_bytes(each, mean, std) for each in chunks(vae, scaled, batch, spread)])

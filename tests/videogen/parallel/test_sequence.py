@@ -93,6 +93,18 @@ def drawn_alike(pipeline: Pipeline, peers: Peers) -> tuple[int, float]:
     return result.record["resolved"]["seed"], float(result.frames.sum())
 
 
+def tiled(peers: Peers, count: int) -> tuple[int, bool]:
+    """How many of so many tiles this rank decodes, and whether all come out in order."""
+    tiles, seen = [torch.full((1, 2, 3), float(k)) for k in range(count)], []
+
+    def decode(some: list[torch.Tensor]) -> list[torch.Tensor]:
+        seen.extend(some)
+        return [torch.cat([tile, tile + 0.5], 2)[:, None] for tile in some]
+
+    found = Ulysses(peers).tiles(tiles, decode)
+    return len(seen), all(torch.equal(a, b) for a, b in zip(found, ALONE.tiles(tiles, decode), strict=True))
+
+
 def test_any_number_of_ranks_makes_the_clip_of_one_process(four_heads: Pipeline, recipes: dict[str, Recipe], tmp_path: Path) -> None:
     wanted = {name: rendered(four_heads, recipe, ALONE) for name, recipe in recipes.items()}
     longer = rendered(four_heads, recipes["plain"], ALONE, prompt := "a red circle moves right, then down again")
@@ -102,6 +114,7 @@ def test_any_number_of_ranks_makes_the_clip_of_one_process(four_heads: Pipeline,
     def of_world(peers: Peers) -> dict[str, Any]:
         clip = rendered(four_heads, recipes["all"], Ulysses(peers))
         told: dict[str, Any] = {"all": (distance(clip, wanted["all"]), reuses(clip), clip.attention == wanted["all"].attention)}
+        told["tiles"] = tiled(peers, 7), tiled(peers, 2)
         if peers.count == 2:
             told["longer"] = distance(rendered(four_heads, recipes["plain"], Ulysses(peers), prompt), longer)
             told["stop"] = stops_together(four_heads, Ulysses(peers), peers.rank)
@@ -121,6 +134,7 @@ def test_any_number_of_ranks_makes_the_clip_of_one_process(four_heads: Pipeline,
         for told in found[:size]:
             error, decided, same_attention = told[size]["all"]
             assert error < 1e-5 and decided == reuses(wanted["all"]) and same_attention, size
+    assert [told[3]["tiles"] for told in found[:3]] == [((3, True), (2, True)), ((2, True), (2, True)), ((2, True), (2, True))]
     for told in found[:2]:
         assert told[2]["longer"] < 1e-5 and told[2]["stop"] == 2
     assert found[0][2]["drawn"] == found[1][2]["drawn"]
