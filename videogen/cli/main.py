@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from videogen import __version__
-from videogen.cli import doctor, lora, models, plan, render, serve, status
+from videogen.cli import doctor, lora, models, plan, render, serve, status, text
 from videogen.cli import inspect as inspect_command
 from videogen.config import Environment, read_environment
 from videogen.errors import EnvironmentFault, RequestError, VideogenError
@@ -29,7 +29,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"videogen {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     environment = read_environment()
-    for module in (render, plan, status, inspect_command, models, lora, serve, doctor):
+    for module in (render, plan, status, inspect_command, models, lora, serve, doctor, text):
         module.add_command(commands, environment)
     for entry in sorted(entry_points(group="videogen.commands"), key=lambda e: e.name):
         _add_from_above(commands, environment, entry)
