@@ -10,7 +10,7 @@ from caches.calibrate import clips_needed
 from eval.batched_engine import Batch, measure, shard_of
 from eval.cache_cases import cases_of
 from eval.cache_loss import Tolerances
-from eval.calibration import Goal, certify, walk
+from eval.calibration import Goal, certify, measure_all, walk
 from eval.losses import Losses
 from eval.quality_cases import Shape
 from videogen.config import DEVICES, DTYPES, Environment, StepCache
@@ -44,7 +44,7 @@ def add_calibrate(commands: Any, environment: Environment) -> None:
         "--engine", choices=("pipeline", "batched"), default="pipeline", help="batched: many clips at once, a stratum of its own"
     )
     parser.add_argument("--recipe", default="exact", metavar="NAME", help="what the cache is laid over (default: %(default)s)")
-    parser.add_argument("--shard", metavar="I/N", help="batched: measure this share into the journal and stop")
+    parser.add_argument("--shard", metavar="I/N", help="measure this share of the clips into the journal and stop")
     for name, what in (("video", "predicts reused video"), ("audio", "predicts reused audio"), ("drift", "foretells the probe")):
         told = f"of the polynomial that {what} (default: %(default)s)"
         parser.add_argument(f"--{name}-order", type=int, default=getattr(cache, f"{name}_order"), metavar="0|1|2", help=told)
@@ -80,8 +80,6 @@ def run(args: argparse.Namespace) -> int:
     goal, output = _goal(args), Path(args.output).expanduser()
     if output.exists() and not args.overwrite:
         raise bad("--output", str(output), "a new file", "choose another, or pass --overwrite")
-    if args.shard and args.engine != "batched":
-        raise bad("--shard", args.shard, "only with --engine batched", "drop it")
     if args.recipe != "plain" and args.engine == "batched":
         raise bad(
             "--engine", args.engine, "the pipeline for a recipe other than plain", "add --recipe plain: a batch knows none of its savings"
@@ -97,6 +95,8 @@ def run(args: argparse.Namespace) -> int:
     if args.engine == "batched":
         plans = [(replace(goal.options, lam=lam), losses) for lam in goal.lambdas]
         measure(pipeline, shard_of(cases, args.shard) if args.shard else cases, plans, Batch(), tell)
+    elif args.shard:
+        measure_all(pipeline, shard_of(cases, args.shard), goal, losses)
     if args.shard:
         return 0
     verdict = walk(pipeline, cases, goal, losses, tell)

@@ -65,7 +65,7 @@ class Trainer:
         self.advance = Steps(self.model, ranks, rate=rates[0], muon_rate=rates[1])
         self.average = self.advance.average
         self.steps = self.seen = 0
-        self.high = self.large = 0.0
+        self.high = self.large = self.least = 0.0
         self._rows: dict[tuple[str, int, int, Canvas], packed.Rows] = {}
         self.losses = torch.zeros(2, device=self.device)
 
@@ -128,7 +128,8 @@ class Trainer:
         choices, shares = [], []
         for order, cache in enumerate(self.caches):
             whole = 1.0 if len(self.caches) == 1 else (1 - self.large, self.large)[order]
-            chosen = [b for b in cache.buckets if b.kind in kinds]
+            least = self.least * sum(len(b.clip) for b in cache.buckets)
+            chosen = [b for b in cache.buckets if b.kind in kinds and len(b.clip) >= least]
             choices += [(cache, b) for b in chosen]
             total = sum(len(b.clip) for b in chosen)
             shares += [whole * len(b.clip) / total for b in chosen]
@@ -222,7 +223,7 @@ def train(args: argparse.Namespace, judge: Judge | None = None) -> Trainer:
         caches.append(cache)
         log(event="cached", canvas=canvas, clips=len(cache.scenes), requests=sum(len(b.clip) for b in cache.buckets))
     trainer = Trainer(models, caches, log, ranks, rates=(args.rate, args.muon_rate), budget=4000 if args.smoke else args.row_budget)
-    trainer.high, trainer.large = args.high, args.large
+    trainer.high, trainer.large, trainer.least = args.high, args.large, args.least
     if args.start_from is not None:
         trainer.start_from(args.start_from)
     if args.resume:
@@ -271,6 +272,9 @@ def options() -> argparse.ArgumentParser:
     p.add_argument("--row-budget", type=int, default=ROW_BUDGET, help="packed rows a step and rank")
     p.add_argument("--high", type=float, default=0.0, help="share of the samples moved into the noisiest fifth of the levels (0 up to 1)")
     p.add_argument("--large", type=float, default=0.0, help="share of the steps on 256x144 clips (0 up to 1)")
+    p.add_argument(
+        "--least", type=float, default=0.0, help="leave out text lengths with a smaller share of requests"
+    )
     p.add_argument("--large-clips", type=int, default=4000, help="256x144 clips to train on")
     p.add_argument("--hold", type=float, default=0.4, help="share of the time after which the learning rate falls")
     p.add_argument("--deadline", type=float, default=0.0, help="end by this moment (seconds since 1970)")

@@ -7,7 +7,7 @@ from videogen.pocket.bank import Shape, Teaching, build_bank
 from videogen.pocket.looks import ends, judge
 from videogen.pocket.training import Log
 
-WARPS = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
+WARPS = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0)
 KINDS = "tfr"
 VIDEO_SHARE = 0.75  # of a warp's score; the rest is sound
 
