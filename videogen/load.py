@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from videogen.errors import EnvironmentFault, say
 from videogen.families.h3_pipeline import H3Pipeline
+from videogen.parallel.weights import WHOLE, Placement
 from videogen.source import ModelSource
 
 logger = logging.getLogger(__name__)
@@ -150,10 +151,12 @@ def load_pipeline(
     device: torch.device,
     dtype: torch.dtype,
     shared: dict[str, Any],
+    placement: Placement = WHOLE,
 ) -> Any:
     """A diffusers pipeline for one workflow (`t2va`, `fl2va`, `ref2va`) with every component loaded.
 
-    `shared` holds components by subfolder, so that workflows and partitions stored once are in memory once.
+    `shared` holds components by subfolder, so that workflows and partitions stored once are in memory once; `placement` says
+    where their weights live.
     Raises EnvironmentFault naming up to five keys when a component is missing, incomplete or broken.
     """
     pipe = H3Pipeline.from_pretrained(str(source.folder), workflow=workflow)
@@ -164,12 +167,14 @@ def load_pipeline(
         key = f"{spec.type_hint.__name__}:{spec.subfolder or name}"
         if key not in shared:
             logger.info("loading %s", name)
+            is_hosted = placement.is_hosted(name)
             with _quiet():
-                component = _load_component(source, name, spec, device, dtype)
+                component = _load_component(source, name, spec, torch.device("cpu") if is_hosted else device, dtype)
             if isinstance(component, torch.nn.Module):
-                component = component.to(device)
+                component = component if is_hosted else component.to(device)
                 if not _is_finite(component):
                     raise _fault(f"weights of {name}", "NaN or infinity", "finite numbers")
+                component = placement.place(name, component, device)
             shared[key] = component
         loaded[name] = shared[key]
     pipe.register_components(**loaded)

@@ -28,6 +28,7 @@ from videogen.identity import hash_bytes
 from videogen.load import load_pipeline, pick_device, pick_dtype
 from videogen.media import to_uint8
 from videogen.parallel.sequence import ALONE, Sharding
+from videogen.parallel.weights import WHOLE, Placement
 from videogen.progress import OnEvent, PhaseClock, StopFlag, ignore
 from videogen.recipes import find_recipe
 from videogen.result import Result
@@ -61,12 +62,13 @@ class Pipeline:
         device: torch.device,
         profile: DeviceProfile | None = None,
         sharding: Sharding = ALONE,
+        placement: Placement = WHOLE,
     ) -> None:
         self.source, self.family, self.recipe, self.device = source, family, recipe, device
         self.dtype = pick_dtype(recipe.dtype, device)
         strata = [each.fingerprint.dtype for each in recipe.cache.certificates]
         self.savings, self._reasons = settled(recipe.savings, device, self.dtype, strata, profile)
-        self.profile, self.sharding = profile, sharding
+        self.profile, self.sharding, self.placement = profile, sharding, placement
         self._shared: dict[str, Any] = {}
         self._opened: dict[str, Any] = {}
         self._shelf = Shelf(source)
@@ -75,7 +77,8 @@ class Pipeline:
 
     def sharing(self, recipe: Recipe) -> "Pipeline":
         """Another recipe over the same weights; nothing is loaded twice."""
-        other = Pipeline(self.source, self.family, settle(recipe, self.source), self.device, self.profile, self.sharding)
+        wanted = settle(recipe, self.source)
+        other = Pipeline(self.source, self.family, wanted, self.device, self.profile, self.sharding, self.placement)
         if other.dtype != self.dtype:
             raise bad("dtype", recipe.dtype, f"the weights' own, {self.dtype}", "open a pipeline of its own")
         other._shared, other._opened, other._shelf, other._kept = self._shared, self._opened, self._shelf, self._kept
@@ -88,7 +91,9 @@ class Pipeline:
         They stay until a pipeline that shares the weights asks for others, so that equal clips in a row pay once.
         """
         if workflow not in self._opened:
-            self._opened[workflow] = load_pipeline(self.source, workflow, device=self.device, dtype=self.dtype, shared=self._shared)
+            self._opened[workflow] = load_pipeline(
+                self.source, workflow, device=self.device, dtype=self.dtype, shared=self._shared, placement=self.placement
+            )
         pipe = self._opened[workflow]
         put_on(transformer_of(pipe), self.recipe.adapters, self._shelf)
         if not self.savings.park_adaln:  # another recipe may have parked them
@@ -224,10 +229,12 @@ def open_pipeline(
     *,
     device: str = "auto",
     sharding: Sharding = ALONE,
+    placement: Placement = WHOLE,
 ) -> Pipeline:
     """Open a model (`pocket`, `random`, a folder, a hub id) with a recipe; weights load at the first clip.
 
-    `sharding` shares every clip with other ranks, which must render the same requests in the same order.
+    `sharding` shares every clip with other ranks, which must render the same requests in the same order;
+    `placement` says where the denoiser's weights live.
     Raises RequestError for a wrong name, EnvironmentFault for a device or model that is not there.
     """
     source = model if isinstance(model, ModelSource) else find_model(model, offline=read_environment().offline)
@@ -237,7 +244,7 @@ def open_pipeline(
     check_digest(source)
     if source.label:
         logger.warning("%s: %s", source.name, source.label)
-    return Pipeline(source, family, wanted, where, read_profile(where, read_environment()), sharding)
+    return Pipeline(source, family, wanted, where, read_profile(where, read_environment()), sharding, placement)
 
 
 def render(requests: Request | Iterable[Request], *, model: str = "pocket", recipe: str | Recipe = "exact") -> list[Result]:

@@ -104,10 +104,11 @@ def settle(options: SparseAttention, transformer: Any, *, first: int, rows: int,
     """
     attn = transformer.transformer_blocks[0].attn
     weight, processor = attn.to_out[0].weight, attn.processor
+    device = transformer.proj_out.weight.device  # blocks may live elsewhere
     ring, ulysses, _ = _parallel(transformer)
     machine = Machine(
-        device=weight.device.type,
-        capability=torch.cuda.get_device_capability(weight.device) if weight.is_cuda else None,
+        device=device.type,
+        capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
         has_triton=triton_kernels.IS_AVAILABLE,
         dtype=str(weight.dtype).removeprefix("torch."),
         head_dim=attn.head_dim,
@@ -159,7 +160,7 @@ def sparse_attention(transformer: Any, options: SparseAttention, choice: Choice,
     before = [attn.processor for attn in attentions]
     agree, heads = _agreement(transformer)
     blocks = Blocks(choice.first, rows, *choice.block)
-    device, implementation = attentions[0].to_out[0].weight.device, _IMPLEMENTATIONS[choice.backend]
+    device, implementation = transformer.proj_out.weight.device, _IMPLEMENTATIONS[choice.backend]
     request = open_request(
         options, choice, blocks, heads, len(attentions), device, implementation=implementation, forwards=forwards, agree=agree
     )

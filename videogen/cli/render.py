@@ -32,6 +32,8 @@ def add_command(commands: Any, environment: Environment) -> None:
     many = parser.add_argument_group("on several devices")
     many.add_argument("--gpus", type=int, default=1, metavar="N", help="devices of this machine; each renders clips of its own")
     many.add_argument("--ulysses", type=int, default=1, metavar="U", help="devices that share one clip (a divisor of --gpus)")
+    how = "where the denoiser's weights live: whole on a device, fsdp (over the devices of a clip), offload (host memory, block by block)"
+    many.add_argument("--weights", choices=("whole", "fsdp", "offload"), default="whole", help=how)
     parser.add_argument("--dry-run", action="store_true", help="the same as `videogen plan`: loads nothing")
     parser.set_defaults(run=run)
 
@@ -69,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
     for name in ("gpus", "ulysses"):
         if getattr(args, name) < 1:
             raise bad(f"--{name}", getattr(args, name), "a whole number of at least 1", f"change --{name}")
+    if args.weights == "fsdp" and args.ulysses == 1:
+        raise bad("--weights", "fsdp", "several devices a clip", "add --ulysses, or use --weights offload")
     if args.gpus > 1 or args.ulysses > 1:
         from videogen.cli import fleet
 
@@ -99,18 +103,21 @@ def settle(wanted: Wanted, args: argparse.Namespace, journal: Journal) -> list[C
     return clips
 
 
-def opener(wanted: Wanted, device: str, **options: Any) -> Callable[[Recipe], Renderer]:
-    """Opens a pipeline per number format, and every other recipe over the same weights."""
+def opener(wanted: Wanted, args: argparse.Namespace, peers: Any = None) -> Callable[[Recipe], Renderer]:
+    """Opens a pipeline per number format, over these peers where a clip has several ranks; every other recipe over the same weights."""
     opened: dict[str, Any] = {}
 
     def open_renderer(recipe: Recipe) -> Renderer:
+        from videogen.parallel.sequence import ALONE, Ulysses
+        from videogen.parallel.weights import Placement
         from videogen.pipeline import Pipeline, open_pipeline
 
         first: Pipeline | None = opened.get(recipe.dtype)
         if first is not None:
             return first.sharing(recipe)  # another recipe over the same weights
-        opened[recipe.dtype] = pipeline = open_pipeline(wanted.source, recipe, device=device, **options)
-        return pipeline
+        sharding, placement = ALONE if peers is None else Ulysses(peers), Placement(args.weights, peers)
+        opened[recipe.dtype] = open_pipeline(wanted.source, recipe, device=args.device, sharding=sharding, placement=placement)
+        return opened[recipe.dtype]  # type: ignore[no-any-return]
 
     return open_renderer
 
@@ -119,7 +126,7 @@ def _run(wanted: Wanted, args: argparse.Namespace, journal: Journal, stop: StopF
     clips = settle(wanted, args, journal)
     screen = make_screen("none" if args.quiet else args.progress, use_color=not read_environment().no_color)
     with screen:
-        return run_clips(clips, journal, opener(wanted, args.device), encoding=wanted.encoding, screen=screen, stop=stop)
+        return run_clips(clips, journal, opener(wanted, args), encoding=wanted.encoding, screen=screen, stop=stop)
 
 
 def report(args: argparse.Namespace, wanted: Wanted, summary: Summary, *, lost: int | None = None) -> None:

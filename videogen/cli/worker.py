@@ -96,7 +96,7 @@ def _render(
     queue: SharedQueue,
     stop: StopFlag,
     around: Callable[[Any], Any] = lambda queue: queue,
-    **options: Any,
+    open_renderer: Callable[[Recipe], Renderer] | None = None,
 ) -> Summary:
     from videogen.config import read_environment
 
@@ -110,8 +110,8 @@ def _render(
 
         if worker.is_reporter:
             queue.on_end = ended
-        open_renderer = options.pop("open_renderer", None) or opener(wanted, args.device)
-        return run_clips(clips, journal, open_renderer, encoding=wanted.encoding, screen=screen, stop=stop, queue=around(queue))
+        opened = open_renderer or opener(wanted, args)
+        return run_clips(clips, journal, opened, encoding=wanted.encoding, screen=screen, stop=stop, queue=around(queue))
 
 
 def _render_together(
@@ -120,12 +120,11 @@ def _render_together(
     """With the other ranks of this replica: the first claims and writes, all render."""
     from videogen.parallel.group import Announced, Together, follow
     from videogen.parallel.join import joined
-    from videogen.parallel.sequence import Ulysses
 
     device = _place_on_device(args, worker.place)
     with ExitStack() as stack:
         peers = stack.enter_context(joined(worker.place, device))
-        opened = opener(wanted, args.device, sharding=Ulysses(peers))
+        opened = opener(wanted, args, peers)
 
         def open_renderer(recipe: Recipe) -> Renderer:
             return Together(opened(recipe), peers)
@@ -139,7 +138,7 @@ def _render_together(
             inner.pause = announced.pause
             return announced
 
-        return _render(worker, wanted, args, clips, queue, stop, around, open_renderer=open_renderer)
+        return _render(worker, wanted, args, clips, queue, stop, around, open_renderer)
 
 
 def whole_summary(clips: list[Clip], journal: Journal, run: str, *, is_stopped: bool) -> Summary:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 from diffusers.models.attention_dispatch import dispatch_attention_fn
+from diffusers.models.transformers.transformer_minimax_h3 import MiniMaxH3AttnProcessor
 from torch import nn
 
 from caches.drift import alone
@@ -146,6 +147,8 @@ class Ulysses:
             expected = f"at most {min(attentions[0].heads, rows)} (heads, rows)"
             raise EnvironmentFault(say("ranks of one clip", self.peers.count, expected, "use more replicas of fewer ranks"))
         before = [attn.processor for attn in attentions]
+        if not all(isinstance(each, MiniMaxH3AttnProcessor) or hasattr(each, "project") for each in before):
+            raise EnvironmentFault(say("attention processor", type(before[0]).__name__, "one that says how it projects", "use one rank"))
         try:
             for attn, inner in zip(attentions, before):
                 attn.processor = UlyssesProcessor(inner, self.peers, self.peers.part(rows), self.groups)
@@ -196,7 +199,7 @@ class Ulysses:
             return decode(tiles)
         own = torch.cat(decode(tiles[part.begin : part.begin + part.size]))
         everyone = self.peers.gather(own.flatten(1)[None], part)[0]
-        return list(everyone.view(len(tiles), *own.shape[1:]).split(1))
+        return list(torch.split(everyone.view(len(tiles), *own.shape[1:]), 1))
 
     def stop(self, flag: StopFlag) -> StopFlag:
         """Asks all peers at every step."""

@@ -116,6 +116,8 @@ def refusal(transformer: Any) -> str:
     weight = transformer.transformer_blocks[0].ff.net[2].weight
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return f"weights are {str(weight.dtype).removeprefix('torch.')} on {weight.device.type}, not float32 on the CPU"
+    if hasattr(weight, "to_local"):
+        return "weights are sharded over ranks"
     if getattr(transformer.transformer_blocks[0].attn, "fused_projections", False):
         return "projections are fused"
     return ""

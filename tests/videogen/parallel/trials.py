@@ -152,7 +152,7 @@ if __name__ == "__main__":
         work(Path(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4]))
     elif sys.argv[1] == "render":  # the real command line as a worker, around the stand-in
         cli_worker._place_on_device = lambda *_: None
-        cli_worker.opener = lambda wanted, device: lambda recipe: Uneven(wanted.folder, 0.0)
+        cli_worker.opener = lambda wanted, args: lambda recipe: Uneven(wanted.folder, 0.0)
         sys.exit(command_line(sys.argv[1:]))
     else:
         main(int(sys.argv[1]))

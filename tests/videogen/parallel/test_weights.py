@@ -1,0 +1,62 @@
+"""Weights sharded over ranks, or in host memory and visiting: the clip of whole weights, and less of them in one place."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from tests.videogen.parallel.test_sequence import distance, rendered, reuses
+from tests.videogen.parallel.worlds import CPU, forked, in_world
+from videogen import Recipe
+from videogen.cli.main import main
+from videogen.errors import RequestError
+from videogen.families.h3_pipeline import transformer_of
+from videogen.parallel.comm import Peers
+from videogen.parallel.sequence import ALONE, Ulysses
+from videogen.parallel.weights import Placement, shard
+from videogen.pipeline import Pipeline, open_pipeline
+
+
+def large_parts(transformer: Any) -> list[list[nn.Parameter]]:
+    return [[*block.attn.parameters(), *block.ff.parameters()] for block in transformer.transformer_blocks]
+
+
+def test_visiting_blocks_make_the_same_clip_two_at_a_time(four_heads: Pipeline, recipes: dict[str, Recipe]) -> None:
+    visiting = open_pipeline(four_heads.source, Recipe(), device="cpu", placement=Placement("offload"))
+    transformer = transformer_of(visiting.load("t2va"))
+    parts = large_parts(transformer)
+    homes, most = [[p.data_ptr() for p in part] for part in parts], []
+    here = lambda: sum(p[0].data_ptr() != home[0] for p, home in zip(parts, homes))  # noqa: E731
+    handles = [block.attn.register_forward_hook(lambda *_: most.append(here())) for block in transformer.transformer_blocks]
+    for recipe in recipes.values():  # a step cache skips blocks, an adapter hangs on the visiting layers
+        wanted, found = rendered(four_heads, recipe, ALONE), rendered(visiting, recipe, ALONE)
+        assert distance(found, wanted) == 0 and reuses(found) == reuses(wanted)
+    assert set(most) == {1, 2}  # the one that runs and the next
+    for handle in handles:
+        handle.remove()
+    rendered(visiting, recipes["plain"], ALONE)
+    assert [[p.data_ptr() for p in part] for part in parts] == homes
+
+
+def test_weights_sharded_over_ranks_make_the_same_clip(four_heads: Pipeline, recipes: dict[str, Recipe], tmp_path: Path) -> None:
+    wanted = rendered(four_heads, recipes["all"], ALONE)
+    whole = sum(p.numel() for part in large_parts(transformer_of(four_heads.load("t2va"))) for p in part)
+
+    def job(peers: Peers) -> tuple[float, bool, float]:
+        transformer = transformer_of(four_heads.load("t2va"))
+        shard(transformer, peers, CPU)
+        found = rendered(four_heads, recipes["all"], Ulysses(peers))
+        held = sum(p.to_local().numel() for part in large_parts(transformer) for p in part)  # type: ignore[operator]
+        return distance(found, wanted), reuses(found) == reuses(wanted), held / whole
+
+    for error, is_same, share in forked(tmp_path, 2, lambda rank: in_world(tmp_path, rank, 2, job)):
+        assert error < 1e-5 and is_same and share == pytest.approx(0.5, abs=0.01)
+
+
+def test_what_cannot_be_placed_is_refused_before_anything_loads() -> None:
+    with pytest.raises(RequestError, match="several ranks"):
+        Placement("fsdp")
+    with pytest.raises(RequestError, match="whole, fsdp, offload"):
+        Placement("cloud")
+    assert main(["render", "--prompt", "a", "--weights", "fsdp"]) == 2

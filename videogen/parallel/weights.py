@@ -1,0 +1,149 @@
+"""Where a denoiser's weights live: whole on the device, sharded over the ranks of a clip, or in host memory and visiting block by block.
+
+Attention and feed-forward of every block are what is sharded or visits (41 of 66 GB; the AdaLN projections can be parked besides); the
+rest stays on the device. Both compute with the same weights, so outputs are those of whole weights.
+"""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+from videogen.errors import bad
+from videogen.parallel.comm import Peers
+
+KINDS = ("whole", "fsdp", "offload")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How components come to a device. `fsdp` needs the peers of a clip."""
+
+    kind: str = "whole"
+    peers: Peers | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise bad("--weights", self.kind, f"one of {', '.join(KINDS)}", "change --weights")
+        if self.kind == "fsdp" and (self.peers is None or self.peers.count < 2):
+            raise bad("--weights", "fsdp", "several ranks of one clip", "add --ulysses, or use --weights offload")
+
+    def is_hosted(self, name: str) -> bool:
+        """Whether a component must be loaded into host memory first."""
+        return self.kind != "whole" and name.startswith("transformer")
+
+    def place(self, name: str, module: nn.Module, device: torch.device) -> nn.Module:
+        """The component on its device, or as far as it belongs there."""
+        if not self.is_hosted(name):
+            return module.to(device)
+        if self.kind == "fsdp":
+            assert self.peers is not None
+            shard(module, self.peers, device)
+        else:
+            stream(module, device)
+        return module
+
+
+WHOLE = Placement()
+
+
+def _parts(block: Any) -> tuple[nn.Module, nn.Module]:
+    """What of a block is sharded or visits, in the order it runs."""
+    return block.attn, block.ff
+
+
+def _move_rest(transformer: Any, device: torch.device) -> None:
+    """Everything outside the blocks' large parts to the device."""
+    large = {id(tensor) for block in transformer.transformer_blocks for part in _parts(block) for tensor in part.parameters()}
+    for tensor in (*transformer.parameters(), *transformer.buffers()):
+        if id(tensor) not in large:
+            tensor.data = tensor.data.to(device)
+
+
+def shard(transformer: Any, peers: Peers, device: torch.device) -> None:
+    """Fully sharded (FSDP2, as accelerate does it) over the peers: a part is gathered before it runs and let go after it.
+
+    Ranks skip the same blocks, because they decide together, so a step cache works.
+    """
+    mesh = DeviceMesh.from_group(peers.group, device.type)
+    _move_rest(transformer, device)
+    for block in transformer.transformer_blocks:
+        for part in _parts(block):
+            fully_shard(part, mesh=mesh, reshard_after_forward=True)
+    large = {id(each) for block in transformer.transformer_blocks for part in _parts(block) for each in part.parameters()}
+    # a root without parameters of its own, so that one part is gathered while another computes
+    fully_shard(transformer, mesh=mesh, ignored_params={each for each in transformer.parameters() if id(each) not in large})
+
+
+@dataclass(slots=True)
+class _Visitor:
+    """The large parts of one block: their home in host memory, and whether they are on the device or under way."""
+
+    parameters: list[nn.Parameter]
+    homes: list[torch.Tensor] = field(default_factory=list)
+    is_here: bool = False
+    arrived: Any = None
+
+    def come(self, device: torch.device, lane: Any) -> None:
+        """Begin the copy, on a lane of its own where there is one."""
+        if self.is_here:
+            return
+        self.is_here, self.homes = True, [parameter.data for parameter in self.parameters]
+        with nullcontext() if lane is None else torch.cuda.stream(lane):
+            for parameter in self.parameters:
+                parameter.data = parameter.data.to(device, non_blocking=True, copy=True)
+        self.arrived = lane.record_event() if lane is not None else None
+
+    def wait(self) -> None:
+        """Let computing begin after the copy, and the memory go only after computing."""
+        if self.arrived is not None:
+            now = torch.cuda.current_stream()
+            now.wait_event(self.arrived)
+            for parameter in self.parameters:
+                parameter.data.record_stream(now)
+
+    def leave(self) -> None:
+        """Back to the host's own tensors; nothing is copied, weights do not change on a device."""
+        if self.is_here:
+            for parameter, home in zip(self.parameters, self.homes):
+                parameter.data = home
+            self.is_here = False
+
+
+def stream(transformer: Any, device: torch.device) -> None:
+    """From here on the blocks' large parts visit the device, the next block's while one runs; pinned where the device is CUDA."""
+    _move_rest(transformer, device)
+    visitors = [_Visitor([p for part in _parts(block) for p in part.parameters()]) for block in transformer.transformer_blocks]
+    make_lane: Any = torch.cuda.Stream
+    lane = make_lane(device) if device.type == "cuda" else None
+    if lane is not None:
+        for parameter in _all(visitors):
+            parameter.data = parameter.data.pin_memory()
+
+    def before(index: int) -> Any:
+        def hook(*_: object) -> None:
+            for other in visitors[:index] + visitors[index + 2 :]:
+                other.leave()  # those of blocks that were skipped
+            visitors[index].come(device, lane)
+            visitors[index].wait()
+            if index + 1 < len(visitors):
+                visitors[index + 1].come(device, lane)
+
+        return hook
+
+    def after(index: int) -> Any:
+        return lambda *_: visitors[index].leave()
+
+    for index, block in enumerate(transformer.transformer_blocks):
+        first, *_, last = _parts(block)
+        first.register_forward_pre_hook(before(index))
+        last.register_forward_hook(after(index))
+
+
+def _all(visitors: list[_Visitor]) -> Iterator[nn.Parameter]:
+    return (parameter for visitor in visitors for parameter in visitor.parameters)
