@@ -10,6 +10,7 @@ from typing import Any
 from videogen.config import DEVICES, DTYPES, Environment, child_environment, read_api_keys, read_environment
 from videogen.errors import EnvironmentFault, bad, say
 
+_LEVELS = "open loop: arrivals in units of what one request after the other allows; closed loop: clients (default: 0.5 4)"
 _SOURCES = "pocket, embedded, a folder, a .gguf file, a cached hub id"
 
 
@@ -61,7 +62,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--write", type=int, default=16, metavar="N", help="tokens written (default: %(default)s)")
     parser.add_argument("--pairs", type=int, default=5, metavar="N", help="cold and warm pairs (default: %(default)s)")
     parser.add_argument("--requests", type=int, default=20, metavar="N", help="requests a load (default: %(default)s)")
-    parser.add_argument("--concurrency", type=float, nargs="*", default=[1, 4], metavar="C", help="mean requests in hand (default: 1 4)")
+    parser.add_argument("--concurrency", type=float, nargs="*", default=[0.5, 4], metavar="C", help=_LEVELS)
     parser.add_argument("--mix", type=float, nargs="*", default=[0.5], metavar="F", help="share of prompts with the prefix (default: 0.5)")
     parser.add_argument("--lengths", type=int, nargs="*", default=[512, 2048], metavar="N", help="prefill lengths (default: 512 2048)")
     parser.add_argument("--needles", type=int, nargs="*", default=[], metavar="N", help="text lengths to hide needles in")
@@ -181,7 +182,8 @@ def run_bench(args: argparse.Namespace) -> int:
     from videogen.text.opening import open_text
     from videogen.text.report import lines, measure
 
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    for noisy in ("transformers", "ContinuousBatchingLogger"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
     load = Load(args.shared, args.own, args.write, args.requests)
     paging = _paging(args)
     text, weights = open_text(args.source, *_where(args))

@@ -10,16 +10,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from videogen.errors import EnvironmentFault, RequestError, bad, say
 from videogen.text.asks import AnswerFault, Ask, Ticket
 from videogen.text.batching import BatchingEngine
-from videogen.text.forwarding import Forward
 from videogen.text.loop import cache_of
 from videogen.text.metrics import percentile, sample_of, summary
 from videogen.text.model import TextModel
@@ -30,13 +29,15 @@ Engine = BatchingEngine | SnapshotEngine
 Opener = Callable[[bool], Engine]  # with or without reuse
 
 WAIT_S = 900.0
+LONG = 65_536  # prompts from here on are measured without a warm-up: the shorter ones were one
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """One measurement: prompts of `shared` + `own` tokens, `write` tokens each; `mix` is the share that has the common prefix.
 
-    concurrency: the mean number of requests in hand that the arrivals are spaced for, at the speed of a request alone.
+    concurrency: arrivals a second are so many times what one request after the other would allow; above 1 only an engine that gains
+    from batches keeps up. In a closed loop it is the number of requests kept in hand.
     """
 
     shared: int = 2048
@@ -133,12 +134,8 @@ def arrivals(count: int, rate: float, seed: int) -> list[float]:
 
 def open_loop(engine: Engine, load: Load, one_s: float) -> dict[str, Any]:
     """Requests that arrive whether or not earlier ones are answered; `one_s` is what one takes alone."""
-    prompts = Prompts(vocabulary_of(engine.text), load.seed)
-    draw, common = random.Random(load.seed), prompts.tokens(load.shared)
-    asked = [
-        (*(common if draw.random() < load.mix else prompts.tokens(load.shared)), *prompts.tokens(load.own)) for _ in range(load.requests)
-    ]
-    alone(engine, (*common, *prompts.tokens(load.own)), load.write, load.shared)
+    asked, common = _asked(engine, load)
+    alone(engine, (*common, *asked[0][load.shared :]), load.write, load.shared)
     moments = arrivals(load.requests, load.concurrency / one_s, load.seed)
     tickets: list[Ticket] = []
     in_hand: list[int] = []
@@ -152,7 +149,39 @@ def open_loop(engine: Engine, load: Load, one_s: float) -> dict[str, Any]:
     seconds = time.perf_counter() - began
     told = summary([sample for ticket in tickets if (sample := sample_of(ticket))])
     mean = float(np.mean(in_hand[1:])) if len(in_hand) > 1 else 0.0
-    return asdict(load) | {"offered_per_s": load.concurrency / one_s, "in_hand_at_arrival": mean, "wall_s": seconds} | told
+    return asdict(load) | {"loop": "open", "offered_per_s": load.concurrency / one_s, "in_hand_at_arrival": mean, "wall_s": seconds} | told
+
+
+def closed_loop(engine: Engine, load: Load) -> dict[str, Any]:
+    """`concurrency` clients that each send a request when the one before is answered."""
+    asked, common = _asked(engine, load)
+    alone(engine, (*common, *asked[0][load.shared :]), load.write, load.shared)
+    tickets: list[Ticket] = []
+
+    def client(start: int, step: int) -> None:
+        for tokens in asked[start::step]:
+            tickets.append(engine.submit(Ask(tokens, load.write)).result(WAIT_S))
+
+    clients = max(1, round(load.concurrency))
+    seconds = _together([threading.Thread(target=client, args=(start, clients)) for start in range(clients)])
+    return asdict(load) | {"loop": "closed", "wall_s": seconds} | summary([s for ticket in tickets if (s := sample_of(ticket))])
+
+
+def _together(threads: Sequence[threading.Thread]) -> float:
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return time.perf_counter() - began
+
+
+def _asked(engine: Engine, load: Load) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
+    """The prompts of a load, and the prefix that some of them share."""
+    prompts, draw = Prompts(vocabulary_of(engine.text), load.seed), random.Random(load.seed)
+    common = prompts.tokens(load.shared)
+    begins = [common if draw.random() < load.mix else prompts.tokens(load.shared) for _ in range(load.requests)]
+    return [(*begin, *prompts.tokens(load.own)) for begin in begins], common
 
 
 @contextmanager
@@ -176,8 +205,9 @@ def loads(open_engine: Opener, base: Load, levels: Sequence[float], mixes: Seque
         for level in levels:
             for reuse in (False, True):
                 load = Load(base.shared, base.own, base.write, base.requests, mix, level, base.seed)
-                with opened(open_engine, reuse) as engine:
-                    rows.append({"reuse": reuse, "settings": settings(engine)} | open_loop(engine, load, one_s))
+                for run in (partial(open_loop, one_s=one_s), closed_loop):
+                    with opened(open_engine, reuse) as engine:
+                        rows.append({"reuse": reuse, "settings": settings(engine)} | run(engine, load))
     return rows
 
 
@@ -189,32 +219,38 @@ def prefills(engine: Engine, lengths: Sequence[int], write: int, runs: int = 3, 
     prompts, rows = Prompts(vocabulary_of(engine.text), 17), []
     for length in lengths:
         try:
-            tickets = [alone(engine, prompts.tokens(length), write) for _ in range(runs + 1)][1:]
+            warm_up = int(length < LONG)
+            tickets = [alone(engine, prompts.tokens(length), write) for _ in range(runs + warm_up)][warm_up:]
         except (RequestError, AnswerFault) as error:
             rows.append({"length": length, "refused": str(error)})
             continue
         row = {"length": length} | summary([sample for ticket in tickets if (sample := sample_of(ticket))])
         if flops_per_s is not None:
-            count = prefill_flops(engine, prompts.tokens(length))
+            linear, square = arithmetic(engine.text.model)
+            count = linear * length + square * length**2
             reached = count / float(np.median([s.prefill_s for ticket in tickets if (s := sample_of(ticket))]))
             row |= {"tflop": count / 1e12, "tflop_per_s": reached / 1e12, "share_of_matmul": reached / flops_per_s}
         rows.append(row)
     return rows
 
 
-def prefill_flops(engine: Engine, tokens: Sequence[int]) -> float:
-    """Operations of one prefill as torch counts them: attention as if it were not causal, fused kernels it does not know as nothing."""
-    forward = Forward(engine.text.model, settings(engine)["prefill"])
-    with _still(engine), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        forward.prefill(tokens, None)
-    return float(counter.get_total_flops())
+def arithmetic(model: Any) -> tuple[float, float]:
+    """(a, b) so that a prefill of L tokens takes a L + b L^2 operations.
 
-
-@contextmanager
-def _still(engine: Engine) -> Iterator[None]:
-    """The model for oneself."""
-    with engine.changing("flop count"):
-        yield
+    a: two for every weight that a token meets, of experts only its own; b: causal attention of the layers that attend to everything.
+    Embeddings, the last layer's logits, indexers' scores, compressors and linear attention's state are not counted.
+    """
+    config = model.config.get_text_config()
+    experts = next((n for name in ("n_routed_experts", "num_experts", "num_local_experts") if (n := getattr(config, name, None))), 0)
+    share = config.num_experts_per_tok / experts if experts else 1.0
+    met = 0.0
+    for name, weight in model.named_parameters():
+        if weight.ndim < 2 or any(part in name for part in ("embed", "lm_head", "visual", "vision")):
+            continue
+        met += weight.numel() * (share if weight.ndim == 3 and weight.shape[0] == experts else 1.0)
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    width = config.num_attention_heads * (getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads)
+    return 2 * met, 2.0 * kinds.count("full_attention") * width
 
 
 def matmul_ceiling(device: torch.device, dtype: torch.dtype, size: int) -> float:
@@ -234,11 +270,6 @@ def flood(engine: Engine, count: int, length: int, write: int) -> dict[str, Any]
         for tokens in asked[start::10]:
             tickets.append(engine.submit(Ask(tokens, write)))
 
-    threads = [threading.Thread(target=send, args=(start,)) for start in range(10)]
-    began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    seconds = _together([threading.Thread(target=send, args=(start,)) for start in range(10)])
     answered = sum(len(ticket.result(WAIT_S).tokens) == write for ticket in tickets)
-    return {"sent": count, "answered": answered, "seconds": time.perf_counter() - began}
+    return {"sent": count, "answered": answered, "seconds": seconds}

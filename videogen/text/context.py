@@ -13,8 +13,8 @@ FILLER = "The grass is green and the sky is wide. Someone walks along the river,
 DEPTHS = (0.1, 0.5, 0.9)
 
 
-def ceiling(engine: Engine, start: int, most: int) -> dict[str, Any]:
-    """The longest prompt answered, doubling from `start`, then halving the gap four times; and what stopped it."""
+def ceiling(engine: Engine, start: int, most: int, halvings: int = 4) -> dict[str, Any]:
+    """The longest prompt answered, doubling from `start`, then halving the gap; and what stopped it."""
     prompts, reason = Prompts(vocabulary_of(engine.text), 23), ""
     good, wrong = 0, 0
 
@@ -33,7 +33,7 @@ def ceiling(engine: Engine, start: int, most: int) -> dict[str, Any]:
             return {"tokens": good, "stopped_by": f"not tried beyond {most}"}
         good, wrong = (length, 0) if fits(length) else (good, length)
         length *= 2
-    for _ in range(4):
+    for _ in range(halvings):
         middle = (good + wrong) // 2
         good, wrong = (middle, wrong) if fits(middle) else (good, middle)
     return {"tokens": good, "stopped_by": reason}

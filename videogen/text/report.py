@@ -100,6 +100,6 @@ def lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield f"context     {context['tokens']} tokens: model {context['model_limit']}, cache {context['cache']}, needles {context['needles']}"
     yield f"at once     {report['flood']['answered']} of {report['flood']['sent']} answered in {report['flood']['seconds']:.2f} s"
     for row in report["loads"]:
-        head = f"concurrency {row['concurrency']:g}, mix {row['mix']:g}, {'reuse' if row['reuse'] else 'no reuse'}"
-        hand = f"{row['in_hand_at_arrival']:.1f} in hand at arrival"
+        head = f"{row['loop']} loop, concurrency {row['concurrency']:g}, mix {row['mix']:g}, {'reuse' if row['reuse'] else 'no reuse'}"
+        hand = f"{row['in_hand_at_arrival']:.1f} in hand at arrival" if row["loop"] == "open" else f"{row['wall_s']:.1f} s in all"
         yield f"load        {head}: TTFT P50 {_spread(row['ttft_p50_s'])} s, P95 {_spread(row['ttft_p95_s'])} s; {hand}; {_speeds(row)}"

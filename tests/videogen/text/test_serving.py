@@ -17,7 +17,7 @@ from videogen.cli.main import main
 from videogen.errors import EnvironmentFault, RequestError
 from videogen.serve.auth import Keys
 from videogen.text.asks import Ask, Ticket
-from videogen.text.bench import Load, arrivals, check_settings, cold_and_warm, flood, open_loop, prefill_flops, prefills
+from videogen.text.bench import Load, arithmetic, arrivals, check_settings, cold_and_warm, flood, open_loop, prefills
 from videogen.text.context import ceiling, needle, supported_context
 from videogen.text.metrics import Requests, Sample, percentile, sample_of, summary
 from videogen.text.model import load_text
@@ -122,7 +122,9 @@ def test_a_measurement_reads_back_what_it_measures() -> None:
         assert load["n"] == 6 and 0 < load["cached_tokens"] < 6 * 64 and load["cached_tokens"] % 64 == 0
         rows = prefills(engine, [40, 5000], 2, runs=1, flops_per_s=1e12)
         assert rows[0]["prompt_tokens"] == 40 and "at most 4096" in rows[1]["refused"]
-        assert rows[0]["tflop"] == prefill_flops(engine, (9,) * 40) / 1e12 > 40 * 2 * 3 * 32 * 48 * 3 / 1e12
+        layer = 32 * 32 + 2 * 32 * 16 + 32 * 32 + 3 * 32 * 48  # q, k and v, o, feed-forward
+        assert arithmetic(text.model) == (2 * 3 * layer, 2 * 3 * 32)
+        assert rows[0]["tflop"] == (2 * 3 * layer * 40 + 2 * 3 * 32 * 1600) / 1e12
         assert flood(engine, 10, 8, 1)["answered"] == 10
         assert ceiling(engine, 1000, 8000)["tokens"] in range(3900, 4096)
         assert supported_context(engine, [100])["tokens"] == 0  # nothing to read with: no needle was found
@@ -154,7 +156,9 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["text", "bench", "random:qwen3_next", *small, "--device", "cpu", "--out", str(out)]) == 0
     told, report = capsys.readouterr().out, json.loads(out.read_text())
     assert "prefix snapshots" in told and "100 of 100 answered" in told and "computed" in told and "effective" in told
-    assert report["schema"] == "videogen.text_bench/1" and [row["reuse"] for row in report["loads"]] == [False, True]
+    assert report["schema"] == "videogen.text_bench/1" and [(row["reuse"], row["loop"]) for row in report["loads"]] == [
+        (r, loop) for r in (False, True) for loop in ("open", "closed")
+    ]
     for wrong in (
         ["serve", "random:qwen3"],
         ["serve", "--host", "0.0.0.0"],
