@@ -24,8 +24,8 @@ CLOSE = replace(EXACT, decode_batch=14, kernels=True, attention="auto", matmul="
 RECIPES: dict[str, Recipe] = {
     "exact": Recipe(name="exact", savings=CLOSE),
     "plain": Recipe(name="plain"),
-    "turbo": Recipe(name="turbo", steps=4, savings=CLOSE, adapters=Adapters((AdapterUse(f"{SHIPPED}turbo4"),))),
-    "turbo8": Recipe(name="turbo8", steps=8, savings=CLOSE, adapters=Adapters((AdapterUse(f"{SHIPPED}turbo8"),))),
+    "turbo": Recipe(name="turbo", steps=4, savings=CLOSE, adapters=Adapters((AdapterUse(f"{SHIPPED}turbo4"),), fuse=True)),
+    "turbo8": Recipe(name="turbo8", steps=8, savings=CLOSE, adapters=Adapters((AdapterUse(f"{SHIPPED}turbo8"),), fuse=True)),
 }
 
 CERTIFICATES = Path(__file__).parent / "pocket" / "certificates"  # NAME-*.json make the recipe NAME available
