@@ -17,6 +17,7 @@ import torch
 from diffusers.models.transformers.transformer_minimax_h3 import MiniMaxH3RotaryPosEmbed, MiniMaxH3TransformerBlock
 
 from eval.fingerprint import fingerprint
+from eval.kernel_profile import as_text, profile_call
 from eval.report_folder import check_free, make_folder
 from eval.timing import synchronizer, time_call, time_once
 from videogen.config import read_environment
@@ -32,7 +33,7 @@ from videogen.transforms.fused_blocks import fused_blocks
 logger = logging.getLogger(__name__)
 
 SCHEMA = "videogen.kernel_check/1"
-RESULT = "kernel_check.json"
+RESULT, PROFILE = "kernel_check.json", "block-kernels.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +94,9 @@ class _Stack(torch.nn.Module):
 
 
 @torch.no_grad()
-def check_block(config: dict[str, Any], rows: int, place: Place, *, compiled: bool) -> list[dict[str, Any]]:
-    """A row per way to run one block: stock, compiled, through the kernels; update against the stock one's."""
+def check_block(config: dict[str, Any], rows: int, place: Place, *, compiled: bool, profile_to: Path) -> list[dict[str, Any]]:
+    """A row per way to run one block: stock, compiled, through the kernels; update against the stock one's. The kernels of the last
+    go to a file."""
     torch.manual_seed(0)
     with place.device:
         stack = _Stack(config).to(place.dtype).eval()
@@ -113,6 +115,7 @@ def check_block(config: dict[str, Any], rows: int, place: Place, *, compiled: bo
     measure("stock", lambda: block(hidden, temb, which, rope))
     with fused_blocks(stack, FUSED if not refusal(place.device, place.dtype) else TORCH):
         measure("kernels", lambda: block(hidden, temb, which, rope))
+        write_text(profile_to, as_text(profile_call(lambda: block(hidden, temb, which, rope), place.device)))
     if compiled:
         quick = torch.compile(block)
         measure("torch.compile", lambda: quick(hidden, temb, which, rope))
@@ -164,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = json.loads((source.folder / "transformer" / "config.json").read_text())
     report = {"schema": SCHEMA, "rows": args.rows, "dtype": args.dtype, "fingerprint": fingerprint()}
     report["operations"] = [] if args.block_only else check_operations(shape_of(config, args.rows), place)
-    report["blocks"] = check_block(config, args.rows, place, compiled=args.compile)
+    report["blocks"] = check_block(config, args.rows, place, compiled=args.compile, profile_to=args.out / PROFILE)
     write_json(args.out / RESULT, report)
     write_text(args.out / "kernel_check.md", table(report))
     logger.info("\n%s", table(report))
