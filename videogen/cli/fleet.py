@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         with Claims(wanted.folder) as claims:
             clips = settled_once(wanted.folder, number, wanted.drafts, claims, lambda: settle(wanted, args, journal))
         todo = sum(not clip.is_done for clip in clips)
-        screen = Machine(_kind(args), todo)
+        screen = Machine(kind_of(args), todo)
         try:
             with screen:
                 codes = watch(_commands(args, number, text), screen.line, screen.ended, stop) if todo else []
@@ -57,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
     return ending or (WORKER_LOST if lost else 0)
 
 
-def _kind(args: argparse.Namespace) -> str:
+def kind_of(args: argparse.Namespace) -> str:
+    """How a run of several workers is shown."""
     if args.quiet or args.progress != "auto":
         return "none" if args.quiet else str(args.progress)
     return "rich" if sys.stderr.isatty() else "plain"

@@ -34,6 +34,8 @@ def add_command(commands: Any, environment: Environment) -> None:
     many.add_argument("--ulysses", type=int, default=1, metavar="U", help="devices that share one clip (a divisor of --gpus)")
     how = "where the denoiser's weights live: whole on a device, fsdp (over the devices of a clip), offload (host memory, block by block)"
     many.add_argument("--weights", choices=("whole", "fsdp", "offload"), default="whole", help=how)
+    many.add_argument("--engine", choices=("local", "ray"), default="local", help="ray: devices of a cluster (videogen[ray])")
+    many.add_argument("--address", default="", metavar="HOST:PORT", help="the Ray cluster (default: one started here)")
     parser.add_argument("--dry-run", action="store_true", help="the same as `videogen plan`: loads nothing")
     parser.set_defaults(run=run)
 
@@ -73,6 +75,10 @@ def run(args: argparse.Namespace) -> int:
             raise bad(f"--{name}", getattr(args, name), "a whole number of at least 1", f"change --{name}")
     if args.weights == "fsdp" and args.ulysses == 1:
         raise bad("--weights", "fsdp", "several devices a clip", "add --ulysses, or use --weights offload")
+    if args.engine == "ray":
+        from videogen.cli import ray_run
+
+        return ray_run.run(args)
     if args.gpus > 1 or args.ulysses > 1:
         from videogen.cli import fleet
 

@@ -149,7 +149,7 @@ def _run_one(
     journal.append("start", job=clip.job_id, name=clip.name)
     try:
         result = renderer.render(clip.draft.resolved, seed=clip.seed, on_event=screen.event, stop=stop)
-        path = _write(clip, result, journal.folder, encoding, screen)
+        path = write_output(clip, result, journal.folder, encoding, screen)
     except CancelledRender:
         journal.append("stopped", job=clip.job_id)
         summary.is_stopped = True
@@ -186,7 +186,7 @@ def row_of(clip: Clip, state: str, folder: Path) -> dict[str, Any]:
     return kept | ({} if state not in ("done", "skipped") else {"file": str(folder / f"{clip.name}.mp4")})
 
 
-def _write(clip: Clip, result: Result, folder: Path, encoding: Encoding, screen: Screen) -> Path:
+def write_output(clip: Clip, result: Result, folder: Path, encoding: Encoding, screen: Screen) -> Path:
     """The clip, its companions and its sidecar, each appearing whole; the sidecar last."""
     began = time.perf_counter()
     screen.event(Event("encode"))
