@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 from videogen.config import DEVICES, DTYPES, Environment, Request, read_environment
@@ -22,6 +23,8 @@ def add_command(commands: Any, environment: Environment) -> None:
     parser.add_argument("--device", choices=DEVICES, default="auto")
     parser.add_argument("--dtype", choices=DTYPES)
     parser.add_argument("--save", action="store_true", help="keep what was fastest for this device; recipes that say `auto` use it")
+    link = "how fast so many devices exchange what a layer sends, peer to peer and not; loads no model (--save: `render --gpus N` uses it)"
+    parser.add_argument("--link", type=int, metavar="N", help=link)
     parser.add_argument("--strict", action="store_true", help="exit code 4 when something runs on a slower way than need be")
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(run=run, verbose=False, quiet=False)
@@ -29,6 +32,8 @@ def add_command(commands: Any, environment: Environment) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Look, report, save if asked; exit code 0, or 4 with `--strict` when something is slow."""
+    if args.link is not None:
+        return _link(args)
     from dataclasses import replace
 
     from videogen.device_profile import as_text, profile_path
@@ -51,12 +56,7 @@ def run(args: argparse.Namespace) -> int:
     found.look()
     profile = found.profile()
     if args.save and path is not None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(as_text(profile), encoding="utf-8")
-        except OSError as error:
-            told = say("device profile", str(path), "a file that can be written", error.strerror or str(error))
-            raise EnvironmentFault(told) from error
+        _keep(path, as_text(profile))
     if args.json:
         head = {
             "schema": SCHEMA,
@@ -86,3 +86,44 @@ def run(args: argparse.Namespace) -> int:
         if args.save:
             print(f"\nsaved {path}")
     return SLOW if args.strict and any(row.is_slow for row in found.rows) else 0
+
+
+def _keep(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise EnvironmentFault(say("device profile", str(path), "a file that can be written", error.strerror or str(error))) from error
+
+
+def _link(args: argparse.Namespace) -> int:
+    """The exchange between ranks alone; exit codes as `run`."""
+    import torch
+
+    from videogen.doctor.link import as_text, check
+    from videogen.doctor.report import SCHEMA, as_plain_rows, table
+    from videogen.parallel.probe import probe
+
+    environment, is_cuda = read_environment(), args.device != "cpu" and torch.cuda.is_available()
+    most = torch.cuda.device_count() if is_cuda else 64
+    if not 2 <= args.link <= most:
+        raise bad("--link", args.link, f"from 2 to {most} {'devices' if is_cuda else 'processes'}", "change --link")
+    if args.save and not environment.device_profiles:
+        raise bad("--save", "device profiles switched off", "a folder for them", "unset VIDEOGEN_DEVICE_PROFILES")
+    measured = probe(args.link, is_cuda=is_cuda, shrink=1 if is_cuda else 64)
+    off = dict(environment.values).get("NCCL_P2P_DISABLE", "0") not in ("", "0")
+    in_force = "gloo" if not is_cuda else "through host memory" if off else "peer to peer"
+    row = check(measured, in_force)
+    path = link_path(environment, args.link)
+    if args.save and path is not None:
+        _keep(path, as_text(measured, in_force))
+    if args.json:
+        print(json.dumps({"schema": SCHEMA, "areas": as_plain_rows([row]), "saved": str(path) if args.save else None}))
+    else:
+        print(table([row]) + (f"\nsaved {path}" if args.save else ""))
+    return SLOW if args.strict and row.is_slow else 0
+
+
+def link_path(environment: Environment, ranks: int) -> Path | None:
+    """Where `--link N --save` keeps what it found; None when profiles are switched off."""
+    return Path(environment.device_profiles).expanduser() / f"link-{ranks}.json" if environment.device_profiles else None

@@ -71,7 +71,22 @@ def _commands(args: argparse.Namespace, number: str, text: str) -> Any:
     launch = Launch(max(args.gpus, args.ulysses), args.ulysses, devices)
     if not devices:
         logger.warning("no CUDA device in use: %d processes share this machine's processor", launch.world_size)
-    return worker_commands(launch, args.words, number, text)
+    return worker_commands(launch, args.words, number, text, _link_settings(launch.world_size) if devices else {})
+
+
+def _link_settings(ranks: int) -> dict[str, str]:
+    """The environment that `videogen doctor --link N --save` found fastest for so many devices."""
+    from videogen.cli.doctor import link_path
+
+    path = link_path(read_environment(), ranks)
+    if path is None or not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["use"]
+        return {name: str(value) for name, value in found.items() if name.startswith("NCCL_")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        logger.warning("%s: got %s, expected a file of `videogen doctor --link`; it is not used", path, error)
+        return {}
 
 
 def _tidy(folder: Any) -> None:

@@ -3,7 +3,7 @@
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,8 @@ from videogen.config import child_environment
 from videogen.errors import EnvironmentFault, say
 from videogen.parallel.fleet import Command
 from videogen.parallel.mesh import Place
+
+_NONE: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +48,12 @@ def visible_devices(device: str, visible: str) -> tuple[str, ...]:
     return tuple(visible.split(",")) if visible else tuple(str(index) for index in range(torch.cuda.device_count()))
 
 
-def worker_commands(launch: Launch, words: Sequence[str], run: str, stdin: str = "") -> list[Command]:
-    """A command for each replica that runs `videogen WORDS` as a worker of this run."""
+def worker_commands(launch: Launch, words: Sequence[str], run: str, stdin: str = "", settings: Mapping[str, str] = _NONE) -> list[Command]:
+    """A command for each replica that runs `videogen WORDS` as a worker of this run, `settings` in its environment."""
     threads = str(max(1, (os.cpu_count() or 1) // launch.world_size))
-    return [
-        _command(launch, number, words, threads, {"VIDEOGEN_RUN": run, "VIDEOGEN_WORKER": str(number)}, stdin)
-        for number in range(launch.replicas)
-    ]
+    told = {"VIDEOGEN_RUN": run, **settings}
+    numbers = range(launch.replicas)
+    return [_command(launch, number, words, threads, told | {"VIDEOGEN_WORKER": str(number)}, stdin) for number in numbers]
 
 
 def _command(launch: Launch, number: int, words: Sequence[str], threads: str, told: dict[str, str], stdin: str) -> Command:
