@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from gradio.utils import get_upload_folder
 
 from videogen.serve.api import Services
+from videogen.serve.figures import Figures
 from videogen.serve.filewall import FileWall
 from videogen.serve.forms import PICTURE_KINDS, FormField, form_fields, lengths, sizes
 from videogen.serve.handlers import Handlers
@@ -22,8 +23,8 @@ MAX_UPLOAD = "64mb"
 
 def mount(api: FastAPI, services: Services, reports: Path | None) -> FastAPI:
     """The application with the page at `/`. A server with keys asks for a name and its key first."""
-    found = Reports(reports)
-    page = build(Handlers(services, found), Library(services, found))
+    figures = Figures(services.store, services.desk.source, services.options.clips, Reports(reports))
+    page = build(Handlers(services, figures), Library(services, figures))
     login = None if services.keys.is_open else services.keys.login
     root = services.options.root
     mounted: FastAPI = gr.mount_gradio_app(
@@ -72,6 +73,7 @@ def build(handlers: Handlers, library: Library) -> gr.Blocks:
         polled = [header, status, player, cards, chosen, shown, seen]
         gr.Timer(1.0).tick(handlers.tick, [shown, seen], polled, concurrency_limit=None, **QUIET)
         page.load(handlers.load, None, polled, **QUIET)
+        page.load(handlers.recipes_again, form.recipe, [form.recipe, form.told], **QUIET)
     page.queue(default_concurrency_limit=20, max_size=500)
     return page
 
@@ -85,9 +87,9 @@ class Form:
         for each in (f for f in self.fields if f.is_main):
             self.inputs[each.name] = _input(each, handlers)
         self.lines = gr.Checkbox(label="One clip per line of the prompt", elem_id="vg-lines")
-        recipes = handlers.desk.recipes()
-        self.recipe = gr.Radio(recipes, value=recipes[0], label="Recipe", elem_id="vg-recipe")
-        self.told = gr.Markdown(handlers.told_recipe(recipes[0]), elem_id="vg-recipe-told")
+        recipes = handlers.recipes()
+        self.recipe = gr.Radio(recipes, value=recipes[0][1], label="Recipe", elem_id="vg-recipe")
+        self.told = gr.Markdown(handlers.told_recipe(recipes[0][1]), elem_id="vg-recipe-told")
         self.count = gr.Markdown(elem_id="vg-count")
         self.submit = gr.Button("Add to queue (Ctrl-Enter)", variant="primary", elem_id="vg-submit")
         self.message = gr.HTML(elem_id="vg-message")

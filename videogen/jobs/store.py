@@ -4,6 +4,7 @@ import json
 import secrets
 import sqlite3
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,20 +51,37 @@ class Store:
 
         The same `key` with the same `digest` gives the job it made before. Raises Conflict for another digest, QueueFull at a limit.
         """
-        job_id, now = ID_PREFIX + secrets.token_hex(16), time.time()
         with self.database.writing() as db:
             if key and (known := self._known(db, owner, key, digest)):
                 return known, False
-            self._check_limits(db, owner, size_bytes)
-            db.execute(
-                "INSERT INTO jobs (id, owner, state, position, settings, summary, idempotency, digest, created, bytes)"
-                " VALUES (?, ?, ?, (SELECT COALESCE(MAX(position), 0) + 1 FROM jobs), ?, ?, ?, ?, ?, ?)",
-                (job_id, owner, QUEUED, json.dumps(settings), json.dumps(summary), key or None, digest, now, size_bytes),
-            )
-            db.execute("INSERT INTO history (job, state, attempt, at) VALUES (?, ?, 0, ?)", (job_id, QUEUED, now))
-            job = one(db, job_id)
+            return self._accept(db, owner, settings, summary, size_bytes, key, digest), True
+
+    def submit_all(self, owner: str, wanted: Sequence[tuple[dict[str, Any], dict[str, Any], int]]) -> list[Job]:
+        """Accept all of these (settings, summary, bytes) in their order, or none of them. Raises QueueFull at a limit."""
+        with self.database.writing() as db:
+            return [self._accept(db, owner, settings, summary, size_bytes) for settings, summary, size_bytes in wanted]
+
+    def _accept(
+        self,
+        db: sqlite3.Connection,
+        owner: str,
+        settings: dict[str, Any],
+        summary: dict[str, Any],
+        size_bytes: int,
+        key: str = "",
+        digest: str = "",
+    ) -> Job:
+        self._check_limits(db, owner, size_bytes)
+        job_id, now = ID_PREFIX + secrets.token_hex(16), time.time()
+        db.execute(
+            "INSERT INTO jobs (id, owner, state, position, settings, summary, idempotency, digest, created, bytes)"
+            " VALUES (?, ?, ?, (SELECT COALESCE(MAX(position), 0) + 1 FROM jobs), ?, ?, ?, ?, ?, ?)",
+            (job_id, owner, QUEUED, json.dumps(settings), json.dumps(summary), key or None, digest, now, size_bytes),
+        )
+        db.execute("INSERT INTO history (job, state, attempt, at) VALUES (?, ?, 0, ?)", (job_id, QUEUED, now))
+        job = one(db, job_id)
         assert job is not None
-        return job, True
+        return job
 
     def _known(self, db: sqlite3.Connection, owner: str, key: str, digest: str) -> Job | None:
         row = db.execute(f"SELECT digest, {COLUMNS} FROM jobs WHERE owner = ? AND idempotency = ?", (owner, key)).fetchone()

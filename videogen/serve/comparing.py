@@ -17,14 +17,15 @@ PEAK = 255.0
 
 def newest_pair(jobs: Sequence[Job], reference: str) -> tuple[str | None, str | None]:
     """The newest clip of another recipe whose twin by the reference is there too: (reference, other), or nothing."""
-    twins = {_key(job): job.id for job in jobs if job.summary["recipe"] == reference}
+    twins = {clip_key(job): job.id for job in jobs if job.summary["recipe"] == reference}
     for job in jobs:
-        if job.summary["recipe"] != reference and _key(job) in twins:
-            return twins[_key(job)], job.id
+        if job.summary["recipe"] != reference and clip_key(job) in twins:
+            return twins[clip_key(job)], job.id
     return None, None
 
 
-def _key(job: Job) -> tuple[Any, ...]:
+def clip_key(job: Job) -> tuple[Any, ...]:
+    """What two clips must share to be compared: everything but the recipe."""
     summary = job.summary
     return tuple(summary[name] for name in ("prompt", "seed", "size", "frames", "workflow"))
 
@@ -41,6 +42,12 @@ def psnr(left: Path, right: Path, values: int) -> list[float] | None:
         return None
     errors = [float(np.mean((x.astype(np.float32) - y) ** 2)) for x, y in zip(a, b)]
     return [10 * float(np.log10(PEAK**2 / error)) if error else float("inf") for error in errors]
+
+
+def pooled(curve: Sequence[float]) -> float:
+    """The PSNR of a whole clip from those of its frames: of the mean squared error."""
+    share = float(np.mean([10 ** (-value / 10) for value in curve]))
+    return -10 * float(np.log10(share)) if share else float("inf")
 
 
 def numbers(left: Job, right: Job, clips: Path) -> str:
@@ -69,6 +76,6 @@ def _told_psnr(curve: list[float] | None) -> str:
     finite = [min(value, 60.0) for value in curve]
     points = " ".join(f"{index * 400 / max(1, len(finite) - 1):.1f},{62 - value:.1f}" for index, value in enumerate(finite))
     worst = min(range(len(curve)), key=lambda index: curve[index])
-    told = f"PSNR of the stored files: mean {sum(finite) / len(finite):.2f} dB, worst {curve[worst]:.2f} dB at frame {worst}"
+    told = f"PSNR of the stored files: {pooled(curve):.2f} dB over the clip, worst {curve[worst]:.2f} dB at frame {worst}"
     line = f'<svg role="img" aria-label="{told}" viewBox="0 0 400 64" width="100%" height="64"><polyline points="{points}" '
     return f'<p>{told} (60 dB and more is drawn as 60).</p>{line}fill="none" stroke="#1d4ed8" stroke-width="1.5"/></svg>'

@@ -1,7 +1,7 @@
 """The one way in: fields and pictures from the API or the page to a checked job; opens no path and no address a client names."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -179,6 +179,18 @@ class Desk:
         if not is_new:
             self._drop_pictures(checked.settings)
         return job, is_new
+
+    def submit_all(self, owner: str, asked: Sequence[Mapping[str, Any]], uploads: Uploads | None = None) -> list[Job]:
+        """Check every one, then accept all or none. Pictures are stored once for each, so that each job owns its own."""
+        checked: list[Checked] = []
+        try:
+            for fields in asked:
+                checked.append(self.check(fields, uploads or {}))
+            return self.store.submit_all(owner, [(each.settings, each.summary, each.disk_bytes) for each in checked])
+        except BaseException:
+            for each in checked:
+                self._drop_pictures(each.settings)
+            raise
 
     def edit(self, owner: str | None, job_id: str, changes: Mapping[str, Any]) -> Job:
         """Change fields of a queued job; its pictures stay."""

@@ -10,13 +10,14 @@ from videogen.errors import RequestError, VideogenError
 from videogen.families.h3 import H3Geometry
 from videogen.jobs.database import RUNNING, Job
 from videogen.jobs.store import NoSuchJob
+from videogen.recipes import find_recipe
+from videogen.seeds import draw_seed
 from videogen.serve import html
 from videogen.serve.api import Services
 from videogen.serve.auth import ANYONE
+from videogen.serve.figures import REFERENCE, Figures
 from videogen.serve.forms import MAX_LINES, PICTURE_KINDS, form_fields, plain_values, prompts_of, told_count
-from videogen.serve.reports import Reports, own_speed
 
-REFERENCE = "exact"
 _KINDS = {each.name: each.kind for each in form_fields()}
 
 
@@ -34,8 +35,8 @@ class Handlers:
 
     ACTS = {"up": "Up", "down": "Down", "duplicate": "Again, new seed", "stop": "Cancel"}  # noqa: RUF012
 
-    def __init__(self, services: Services, reports: Reports) -> None:
-        self.services, self.desk, self.store, self.reports = services, services.desk, services.store, reports
+    def __init__(self, services: Services, figures: Figures) -> None:
+        self.services, self.desk, self.store, self.figures = services, services.desk, services.store, figures
         self.names: list[str] = []
 
     @property
@@ -56,16 +57,15 @@ class Handlers:
         return fields, uploads, prompts, max(1, int(repeats or 1))
 
     def _submit_all(self, owner: str, values: tuple[Any, ...], recipes: list[str]) -> list[Job]:
+        """A job for each prompt, repeat and recipe, all or none; recipes of one prompt and repeat share its seed."""
         fields, uploads, prompts, repeats = self._read(values)
-        jobs: list[Job] = []
+        asked = []
         for prompt in prompts:
             for index in range(repeats):
                 seed = fields.get("seed", -1)
-                each = fields | {"prompt": prompt, "seed": seed if seed == -1 else seed + index}
-                for recipe in recipes:
-                    jobs.append(self.desk.submit(owner, each | {"recipe": recipe}, uploads)[0])
-                    each["seed"] = jobs[-1].summary["seed"]
-        return jobs
+                each = fields | {"prompt": prompt, "seed": draw_seed() if seed == -1 else seed + index}
+                asked += [_for_recipe(each, recipe, is_only=len(recipes) == 1) for recipe in recipes]
+        return self.desk.submit_all(owner, asked, uploads)
 
     def submit(self, request: gr.Request, *values: Any) -> tuple[Any, Any]:
         """Add to queue."""
@@ -84,7 +84,8 @@ class Handlers:
             jobs = self._submit_all(owner_of(request), values, [REFERENCE, values[-3]])
         except VideogenError as error:
             return note(str(error), is_error=True), gr.skip()
-        return note(f"{len(jobs)} in the queue; when they are done, Compare shows the newest pair."), jobs[0].id
+        steps = " against ".join(f"{job.summary['steps']} ({job.summary['recipe']})" for job in reversed(jobs[:2]))
+        return note(f"{len(jobs)} in the queue, steps {steps}; when they are done, Compare shows the newest pair."), jobs[0].id
 
     def count(self, *values: Any) -> str:
         """How many clips the form means, how long each, and about when they would be done."""
@@ -101,10 +102,17 @@ class Handlers:
         return told_count(prompts, repeats, None if rate is None else rate * summary["tflop"], told) + notes
 
     def told_recipe(self, recipe: str) -> str:
-        """What was measured about a recipe: reports first, this queue's own clips next, or that nothing was."""
-        own = own_speed(self.store, recipe, REFERENCE) if recipe != REFERENCE else ""
-        lines = self.reports.measured(recipe) + ([own] if own else [])
-        return "\n".join(f"* {escape(line)}" for line in lines) or f"{escape(recipe)}: nothing measured here yet (`videogen eval`)."
+        """What is known about a recipe, and where from, or that nothing is."""
+        lines = [f"* {escape(each.full)} [{escape(each.source)}]" for each in self.figures.known(recipe)]
+        return "\n".join(lines) or f"{escape(recipe)}: nothing measured here yet (`videogen eval`)."
+
+    def recipes(self) -> list[tuple[str, str]]:
+        """The recipes to choose from, each with the best known figure beside its name."""
+        return [(self.figures.label(name), name) for name in self.desk.recipes()]
+
+    def recipes_again(self, chosen: str) -> tuple[Any, str]:
+        """The same for a page that has just opened, and what is known of the one chosen."""
+        return gr.update(choices=self.recipes()), self.told_recipe(chosen)
 
     def load(self, request: gr.Request) -> tuple[Any, ...]:
         """A page just opened: find what runs."""
@@ -225,6 +233,12 @@ class Handlers:
         """Go on."""
         self.store.pause(False)
         return note("going on")
+
+
+def _for_recipe(fields: dict[str, Any], recipe: str, *, is_only: bool) -> dict[str, Any]:
+    """The fields under a recipe. In a pair, a few-step recipe keeps its own steps: those of the form are the reference's."""
+    kept = fields if is_only or find_recipe(recipe).steps is None else {name: value for name, value in fields.items() if name != "steps"}
+    return kept | {"recipe": recipe}
 
 
 def html_header(handlers: Handlers, waiting: list[Job]) -> str:

@@ -162,6 +162,12 @@ def compare(left: Job, right: Job, links: Links) -> str:
     return f'<div class="vg-sync"><div class="vg-pair">{boxes}{canvas}</div></div>{lines}'
 
 
+def figures(recipe: str, known: Sequence[tuple[str, str]]) -> str:
+    """What is known of a recipe in general, each with who says so."""
+    lines = "".join(f"<li>{escape(told)} <b>[{escape(source)}]</b></li>" for told, source in known)
+    return f"<h4>Known of {escape(recipe)}</h4>" + (f"<ul>{lines}</ul>" if lines else "<p>Nothing measured yet.</p>")
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """A small table; every cell escaped."""
     first = "".join(f'<th scope="col">{escape(str(cell))}</th>' for cell in head)

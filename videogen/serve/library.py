@@ -10,8 +10,8 @@ from videogen.jobs.database import COMPLETED, Job
 from videogen.jobs.store import NoSuchJob
 from videogen.serve import comparing, html
 from videogen.serve.api import Services
-from videogen.serve.handlers import REFERENCE, note, owner_of
-from videogen.serve.reports import Reports
+from videogen.serve.figures import REFERENCE, Figures
+from videogen.serve.handlers import note, owner_of
 
 PAGE_CLIPS = 24
 _SHOWN_PACKAGES = ("videogen", "torch", "diffusers", "transformers", "gradio", "imageio-ffmpeg")
@@ -20,8 +20,9 @@ _SHOWN_PACKAGES = ("videogen", "torch", "diffusers", "transformers", "gradio", "
 class Library:
     """One for all browsers; nothing about a visitor is kept here."""
 
-    def __init__(self, services: Services, reports: Reports) -> None:
-        self.services, self.desk, self.store, self.reports = services, services.desk, services.store, reports
+    def __init__(self, services: Services, figures: Figures) -> None:
+        self.services, self.desk, self.store = services, services.desk, services.store
+        self.figures, self.reports = figures, figures.reports
 
     def gallery(self, words: str, number: float, request: gr.Request) -> tuple[str, Any]:
         """A page of finished clips whose files are there."""
@@ -57,7 +58,10 @@ class Library:
         found = [job for job in jobs if job is not None and job.state == COMPLETED]
         if len(found) < 2:
             return note("choose two finished clips", is_error=True), ""
-        return html.compare(found[0], found[1], self.services.links), comparing.numbers(found[0], found[1], self.services.options.clips)
+        told = comparing.numbers(found[0], found[1], self.services.options.clips)
+        for recipe in dict.fromkeys(job.summary["recipe"] for job in found):
+            told += html.figures(recipe, [(each.full, each.source) for each in self.figures.known(recipe)])
+        return html.compare(found[0], found[1], self.services.links), told
 
     def report(self, name: str | None) -> str:
         """One report."""

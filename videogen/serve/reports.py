@@ -1,16 +1,11 @@
-"""What was measured about recipes: report files of `videogen bench` and `eval`, and this queue's own finished jobs; invents nothing."""
+"""Report files of `videogen bench` and `eval`, and what they say of a recipe; invents nothing."""
 
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from videogen.jobs.database import COMPLETED
-from videogen.jobs.store import Store
-
 _KINDS = ("eval", "bench")
-_LAST_JOBS = 300
 _SHOWN_METRICS = ("psnr", "ssim", "vmaf")
 
 
@@ -36,8 +31,8 @@ class Reports:
         path = self._found.get(name)
         return path.read_text(encoding="utf-8") if path is not None else ""
 
-    def measured(self, recipe: str) -> list[str]:
-        """One line per quality report whose new arm is this recipe."""
+    def measured(self, recipe: str) -> list[tuple[str, str]]:
+        """A (name, line) per quality report whose new arm is this recipe."""
         lines = []
         for name in self.names():
             path = self._found[name].with_suffix(".json")
@@ -46,7 +41,7 @@ class Reports:
                     line = _line(json.loads(path.read_text(encoding="utf-8")), recipe)
                 except (ValueError, KeyError, TypeError, AttributeError):
                     continue
-                lines += [f"{line} [{name}]"] if line else []
+                lines += [(name, line)] if line else []
         return lines
 
 
@@ -62,15 +57,3 @@ def _line(report: dict[str, Any], recipe: str) -> str:
         elif found.get("identical") and found["identical"] == found["clips"]:
             told.append(f"{name} identical")
     return f"{', '.join(told)} (n={clips})"
-
-
-def own_speed(store: Store, recipe: str, reference: str) -> str:
-    """How much faster this queue's own clips of a recipe were than the reference's of equal canvas and length, or nothing."""
-    spent: dict[tuple[Any, ...], dict[str, list[float]]] = {}
-    for job in store.jobs(states=(COMPLETED,), limit=_LAST_JOBS):
-        if job.finished and job.started:
-            key = (job.summary.get("size"), job.summary.get("frames"), job.summary.get("workflow"))
-            spent.setdefault(key, {}).setdefault(str(job.summary.get("recipe")), []).append(job.finished - job.started)
-    ratios = [median(each[reference]) / median(each[recipe]) for each in spent.values() if recipe in each and reference in each]
-    count = sum(len(each[recipe]) for each in spent.values() if recipe in each and reference in each)
-    return f"{median(ratios):.2f} times as fast as {reference} in this queue, loading included (n={count})" if ratios else ""

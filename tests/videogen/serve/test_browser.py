@@ -169,12 +169,13 @@ def test_cancel_stops_a_running_clip(page: Any) -> None:
     wait_state(page, "cancelled")
 
 
-def test_two_recipes_compared(page: Any) -> None:
-    fill(page, PROMPT, 6)
+def test_dense_beside_turbo(page: Any) -> None:
+    fill(page, PROMPT, 0)
     page.fill("#vg-seed input", "7")
-    page.locator("#vg-recipe label").last.click()
+    page.locator("#vg-recipe label", has_text="turbo:").click()
+    page.wait_for_selector("#vg-recipe-told :text('published in docs/lora.md')")
     page.click("#vg-both")
-    page.wait_for_selector("#vg-message :text('2 in the queue')")
+    page.wait_for_selector("#vg-message :text('2 in the queue, steps 4 (turbo) against 49 (exact)')")
     page.get_by_role("tab", name="Queue").click()
     page.wait_for_selector("#vg-queue .vg-card", timeout=LONG_MS)
     shoot(page, "page-queue")
@@ -186,7 +187,11 @@ def test_two_recipes_compared(page: Any) -> None:
     assert is_playing(page, "#vg-compared figure:nth-of-type(1) video")
     pair = "const [a, b] = document.querySelectorAll('#vg-compared video');"
     page.wait_for_function(f"() => {{ {pair} return !b.paused && Math.abs(a.currentTime - b.currentTime) < 0.3; }}")
+    numbers = page.inner_text("#vg-numbers")
+    assert "PSNR of the stored files" in numbers and "[measured on this queue]" in numbers and "[published in docs/lora.md]" in numbers
     shoot(page, "page-compare")
+    page.reload()
+    page.wait_for_selector("#vg-recipe label:has-text('turbo:'):has-text('measured on this queue')", timeout=LONG_MS)
 
 
 def test_a_second_browser_on_a_phone_finds_it_all(context: Any, address: str) -> None:

@@ -18,6 +18,7 @@ from videogen.media import Encoding, write_clip
 from videogen.progress import StopFlag
 from videogen.serve import html
 from videogen.serve.comparing import psnr
+from videogen.serve.figures import Figures
 from videogen.serve.forms import form_fields, plain_values, prompts_of
 from videogen.serve.handlers import Handlers
 from videogen.serve.library import Library
@@ -36,8 +37,8 @@ class Visitor:
 
 def page_in(root: Path) -> tuple[Handlers, Library]:
     services = services_in(root)
-    found = Reports(None)
-    handlers, library = Handlers(services, found), Library(services, found)
+    figures = Figures(services.store, services.desk.source, services.options.clips, Reports(None))
+    handlers, library = Handlers(services, figures), Library(services, figures)
     app.build(handlers, library)
     return handlers, library
 
