@@ -101,7 +101,7 @@ class PrefixCache:
         drift = {} if entry is None else {"identity": float(not self._is_current(entry)), "shadow": entry.error}
         history = History() if entry is None else entry.history
         decision = self.rule(replace(self.budget, max_streak=self.spacing), history, Step(matched, len(tokens)), drift)
-        self._note(decision)
+        self.enter(decision)
         if entry is not None and drift["identity"]:
             self.drop(entry, "identity")
             entry, matched = None, 0
@@ -132,7 +132,8 @@ class PrefixCache:
     def _is_current(self, entry: Entry) -> bool:
         return entry.identity == self.identity and entry.generation == self.generation
 
-    def _note(self, decision: Decision) -> None:
+    def enter(self, decision: Decision) -> None:
+        """Count a decision and keep it in the trace."""
         self.counts[decision.action.value] += 1
         self.trace.append(decision)
         del self.trace.decisions[:-KEPT_DECISIONS]

@@ -24,14 +24,16 @@ class AnswerFault(VideogenError, RuntimeError):
 class Ask:
     """Tokens to continue by at most `limit`, or to one of `ends`.
 
-    shared: how many leading tokens other requests will share, where that is known; 0 leaves it to be found out. temperature 0 is
-    greedy; `seed` decides the others where the engine samples one request at a time.
+    shared: how many leading tokens other requests will share, where that is known; 0 leaves it to be found out. parts: lengths of
+    leading passages that other prompts may hold elsewhere, for an engine that reuses such. temperature 0 is greedy; `seed` decides
+    the others where the engine samples one request at a time.
     """
 
     tokens: tuple[int, ...]
     limit: int
     ends: frozenset[int] = frozenset()
     shared: int = 0
+    parts: tuple[int, ...] = ()
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
@@ -45,6 +47,8 @@ def admit(ask: Ask, capacity: int) -> None:
         raise bad("text request", f"{ask.limit} tokens to write", "at least 1", "raise max_tokens")
     if not 0 <= ask.shared < len(ask.tokens):
         raise bad("shared prefix", ask.shared, f"0 to {len(ask.tokens) - 1}", "leave it out")
+    if ask.parts and (min(ask.parts) < 1 or sum(ask.parts) >= len(ask.tokens)):
+        raise bad("passages", ask.parts, f"lengths above 0, together below {len(ask.tokens)}", "correct them")
     if len(ask.tokens) + ask.limit > capacity:
         got = f"{len(ask.tokens)} + {ask.limit} tokens"
         raise bad("text request", got, f"at most {capacity} in all", "shorten the prompt or lower max_tokens")

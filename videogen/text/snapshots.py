@@ -16,6 +16,7 @@ from caches.policy import Budget
 from caches.prefix_hook import TEXT_BUDGET, Look, PrefixCache
 from videogen.errors import say
 from videogen.text.asks import Ask, Busy, Ticket, admit
+from videogen.text.chunks import ChunkReuse
 from videogen.text.forwarding import Forward, cache_bytes, difference, duplicate, pick
 from videogen.text.identity import Watch, identify
 from videogen.text.model import TextModel
@@ -33,7 +34,10 @@ def budget_for(dtype: torch.dtype, budget: Budget = TEXT_BUDGET) -> Budget:
 
 
 class SnapshotEngine:
-    """Answers in order. A prefix that two prompts share is kept from the second on, or from the first where the request says so."""
+    """Answers in order. A prefix that two prompts share is kept from the second on, or from the first where the request says so.
+
+    chunks is the budget of passages reused elsewhere than at the beginning (approximate); None is off.
+    """
 
     name = "prefix snapshots"
 
@@ -46,11 +50,13 @@ class SnapshotEngine:
         chunk: int = CHUNK,
         max_queue: int = MAX_QUEUE,
         max_bytes: int = MAX_BYTES,
+        chunks: Budget | None = None,
     ) -> None:
         self.text, self.weights = text, weights
         self.forward = Forward(text.model, chunk)
         self.capacity = int(getattr(text.model.config.get_text_config(), "max_position_embeddings", 0) or 2**31)
         self.prefixes = PrefixCache(identify(text, weights).digest, budget_for(text.model.dtype, budget), max_bytes)
+        self.chunks = None if chunks is None else ChunkReuse(text.model, chunks)
         self.counts: Counter[str] = Counter()
         self._waiting: queue.Queue[Ticket] = queue.Queue(max_queue)
         self._recent: deque[tuple[int, ...]] = deque(maxlen=RECENT)
@@ -111,7 +117,8 @@ class SnapshotEngine:
         if look.is_check:
             self._check(look, ask)
         ticket.decision, ticket.cached = look.decision, look.cached
-        logits, cache = self._prefill(ticket, look)
+        is_chunked = self.chunks is not None and bool(ask.parts) and not look.cached
+        logits, cache = self._blend(ticket) if is_chunked else self._prefill(ticket, look)
         while logits is not None and not ticket.is_cancelled:
             token = pick(logits, ask, generator)
             ticket.emit(token)
@@ -140,6 +147,26 @@ class SnapshotEngine:
             begin = stop
         return self.forward.prefill(tokens[begin:], cache, goes_on)
 
+    def _blend(self, ticket: Ticket) -> tuple[torch.Tensor | None, Any]:
+        """The prompt from passages met before, as far as their drift allows; those not met yet are learnt for the next."""
+        assert self.chunks is not None
+        made = self.chunks.prefill(ticket.ask.tokens, ticket.ask.parts)
+        ticket.decision, ticket.cached = made.decision, made.reused
+        self.prefixes.enter(made.decision)
+        begin = 0
+        for part in ticket.ask.parts:
+            self.chunks.learn(ticket.ask.tokens[begin : begin + part])
+            begin += part
+        return made.logits, made.cache
+
+    def _forget(self, reason: str) -> None:
+        """Nothing cached so far is of the model as it is now."""
+        self._seen = self._watch.look()
+        self._recent.clear()
+        if self.chunks is not None:
+            self.chunks.clear()
+        self.prefixes.change(identify(self.text, self.weights).digest, reason)
+
     def _common(self, tokens: tuple[int, ...]) -> int:
         """How many leading tokens a recent prompt has in common with this one."""
         return max((_shared(tokens, other) for other in self._recent), default=0)
@@ -155,10 +182,9 @@ class SnapshotEngine:
 
     def _notice(self) -> None:
         """A change that nobody announced is a change all the same."""
-        if (now := self._watch.look()) != self._seen:
-            self._seen = now
+        if self._watch.look() != self._seen:
             self.counts["unannounced changes"] += 1
-            self.prefixes.change(identify(self.text, self.weights).digest, "unannounced change")
+            self._forget("unannounced change")
 
     @contextmanager
     def changing(self, reason: str) -> Iterator[None]:
@@ -167,9 +193,7 @@ class SnapshotEngine:
             try:
                 yield
             finally:
-                self._seen = self._watch.look()
-                self._recent.clear()
-                self.prefixes.change(identify(self.text, self.weights).digest, reason)
+                self._forget(reason)
 
     def record(self) -> dict[str, Any]:
         """Counters, and the prefix cache's record."""
