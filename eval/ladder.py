@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 SCHEMA = "videogen.ladder/1"
 RESULT = "ladder.json"
-LEVERS = ("rope_tables", "refined_text", "lean_loop", "adaln_tables", "park_adaln", "kernels", "matmul")
+LEVERS = ("rope_tables", "refined_text", "lean_loop", "adaln_tables", "park_adaln", "kernels", "matmul", "float8")
 _GIB = 2**30
 
 
@@ -43,7 +43,7 @@ def rungs() -> list[tuple[str, Savings]]:
     """The levers of a forward, each on top of those before it."""
     found, fields = [("plain diffusers", Savings())], dict[str, Any]()
     for name in LEVERS:
-        fields[name] = "auto" if name == "matmul" else True
+        fields |= {"matmul": "auto" if name == "matmul" else name} if name in ("matmul", "float8") else {name: True}
         found.append((f"+ {name}", Savings(**fields)))
     return found
 

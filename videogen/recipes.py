@@ -24,6 +24,7 @@ CLOSE = replace(EXACT, decode_batch=14, kernels=True, attention="auto", matmul="
 RECIPES: dict[str, Recipe] = {
     "exact": Recipe(name="exact", savings=CLOSE),
     "plain": Recipe(name="plain"),
+    "float8": Recipe(name="float8", savings=replace(CLOSE, matmul="float8")),
     "turbo": Recipe(name="turbo", steps=4, savings=CLOSE, adapters=Adapters((AdapterUse(f"{SHIPPED}turbo4"),), fuse=True)),
     "turbo8": Recipe(name="turbo8", steps=8, savings=CLOSE, adapters=Adapters((AdapterUse(f"{SHIPPED}turbo8"),), fuse=True)),
 }

@@ -69,6 +69,15 @@ def swiglu(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows (N, D) as e4m3 and their float32 scales (N, 1) in one pass; the largest of a row becomes 448."""
+    x = x.contiguous()
+    out = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    scale = torch.empty(len(x), 1, dtype=torch.float32, device=x.device)
+    triton_kernels.quantise[(len(x),)](x, out, scale, x.shape[1], BLOCK=_power(x.shape[1]), num_warps=_ROW)
+    return out, scale
+
+
 def _tables(*tables: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Tables of one row stride; theirs are slices of one projection."""
     if any(table.stride(1) != 1 or table.stride(0) != tables[0].stride(0) for table in tables):

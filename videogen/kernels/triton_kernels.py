@@ -80,3 +80,15 @@ if triton is not None:
         hidden = tl.load(X + row * 2 * width + column, mask=inside, other=0.0).to(tl.float32)
         gate = tl.load(X + row * 2 * width + width + column, mask=inside, other=0.0).to(tl.float32)
         tl.store(OUT + row * width + column, (hidden * gate * tl.sigmoid(gate)).to(OUT.dtype.element_ty), mask=inside)
+
+    @triton.jit
+    def quantise(X, OUT, SCALE, width, BLOCK: tl.constexpr):
+        """One row a program: its largest value becomes 448, the most that e4m3 holds."""
+        row = tl.program_id(0).to(tl.int64)
+        column = tl.arange(0, BLOCK)
+        inside = column < width
+        x = tl.load(X + row * width + column, mask=inside, other=0.0).to(tl.float32)
+        scale = tl.maximum(tl.max(tl.abs(x), 0), 1e-12) / 448.0
+        tl.store(SCALE + row, scale)
+        x = tl.minimum(tl.maximum(x / scale, -448.0), 448.0)
+        tl.store(OUT + row * width + column, x.to(OUT.dtype.element_ty), mask=inside)

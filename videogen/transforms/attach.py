@@ -8,13 +8,16 @@ from typing import Any
 import torch
 from diffusers.modular_pipelines.modular_pipeline import PipelineState
 
+from videogen.errors import bad
 from videogen.families.base import Resolved
 from videogen.kernels.ops import FUSED
 from videogen.text.identity import Watch
 from videogen.transforms.adaln import TableShelf, adaln_tables, place_projections
 from videogen.transforms.cpu_bfloat16 import bfloat16_products, refusal
 from videogen.transforms.decode import Spread, alone, is_on_ladder, stream_video
-from videogen.transforms.encodings import Encodings, Values, picture_key, text_key
+from videogen.transforms.encodings import Encodings, First, Values, here, on_device, picture_key, text_key
+from videogen.transforms.float8 import Float8Shelf, float8_products
+from videogen.transforms.float8 import refusal as no_float8
 from videogen.transforms.fused_blocks import fused_blocks
 from videogen.transforms.lean_loop import lean_loop
 from videogen.transforms.options import Savings
@@ -30,6 +33,7 @@ class Kept:
 
     tables: TableShelf = field(default_factory=TableShelf)
     encodings: Encodings = field(default_factory=Encodings)
+    float8: Float8Shelf = field(default_factory=Float8Shelf)
     watches: dict[int, Watch] = field(default_factory=dict)
 
     def watch(self, model: Any) -> Watch:
@@ -48,6 +52,7 @@ class Transforms:
     resolved: Resolved
     told: dict[str, str] = field(default_factory=dict)
     spread: Spread = alone
+    first: First = here
 
     def call(self, name: str, block: Any, pipe: Any, state: PipelineState) -> None:
         """Run one of diffusers' blocks outside the loop, or do without."""
@@ -55,20 +60,30 @@ class Transforms:
             state.set("videos", stream_video(pipe, state.get("latents"), self.savings.decode_batch, self.spread)[None])
             self.told["decode_batch"] = f"{self.savings.decode_batch} tiles a call, streamed"
             return
-        if name not in _KEYS or not self.savings.encodings:
+        if name == "text_encoder":
+            values = on_device(self.first(lambda: self._encoded(name, block, pipe, state)), pipe._execution_device)
+        elif name in _KEYS and self.savings.encodings:
+            values = self._encoded(name, block, pipe, state)
+        else:
             self._compute(name, block, pipe, state)
             return
+        for output in block.intermediate_outputs:
+            state.set(output.name, values[output.name], output.kwargs_type)
+
+    def _encoded(self, name: str, block: Any, pipe: Any, state: PipelineState) -> Values:
+        """The outputs of an encoding block, kept or computed."""
 
         def compute() -> Values:
             self._compute(name, block, pipe, state)
             return {output.name: state.get(output.name) for output in block.intermediate_outputs}
 
+        if not self.savings.encodings:
+            return compute()
         encoder = pipe.text_encoder if name == "text_encoder" else pipe.vae
         key = (*_KEYS[name](self.resolved), self.kept.watch(encoder).look())  # other weights or adapters, another encoding
         values, was_kept = self.kept.encodings.take(key, self.savings.encodings, compute)
         self.told[f"encodings {name}"] = "kept" if was_kept else "computed"
-        for output in block.intermediate_outputs:
-            state.set(output.name, values[output.name], output.kwargs_type)
+        return values
 
     def _compute(self, name: str, block: Any, pipe: Any, state: PipelineState) -> None:
         if name == "text_encoder" and self.savings.text_cut:
@@ -95,6 +110,12 @@ class Transforms:
             self.told["matmul"] = f"model: {reason}" if reason else "bfloat16"
             if not reason:
                 yield bfloat16_products(transformer)
+        if self.savings.matmul == "float8":
+            device = transformer.transformer_blocks[0].ff.net[2].weight.device
+            if reason := no_float8(transformer, device):
+                raise bad("savings matmul", f"float8, but {reason}", "a model and device that have it", "use auto")
+            yield float8_products(transformer, self.kept.float8)
+            self.told["matmul"] = f"float8, {self.kept.float8.num_bytes / 1e9:.3g} GB of scaled weights"
         if self.savings.kernels:
             self.told["kernels"] = FUSED.name
             yield fused_blocks(transformer, FUSED)

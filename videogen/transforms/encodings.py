@@ -11,6 +11,12 @@ from videogen.families.base import Resolved
 MAX_BYTES = 1_000_000_000
 
 Values = dict[str, Any]
+First = Callable[[Callable[[], Values]], Values]
+
+
+def here(compute: Callable[[], Values]) -> Values:
+    """Computed by this process."""
+    return compute()
 
 
 def text_key(resolved: Resolved) -> tuple[Any, ...]:
@@ -57,6 +63,11 @@ class Encodings:
 
 def _tensors(value: Any) -> list[torch.Tensor]:
     return value if isinstance(value, list) else [value]
+
+
+def on_device(values: Values, device: torch.device) -> Values:
+    """The same values on a device; those that are there already as they are."""
+    return _moved(values, dict.fromkeys(values, device), copy=False)
 
 
 def _device_of(value: Any) -> torch.device:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from videogen.errors import bad
 
-MATMULS = ("model", "auto", "bfloat16")
+MATMULS = ("model", "auto", "bfloat16", "float8")
 MAX_COUNT = 4096
 
 
@@ -16,7 +16,7 @@ class Savings:
     call, 0 is stock) at 1; a larger one, kernels and matmul are close: docs/speed.md has their bounds. park_adaln keeps the
     projections behind the tables in host memory. attention is `model`, the name of a back end of diffusers, or `auto`: what
     `videogen doctor --save` found fastest on this device. matmul is `model` (the weights' own arithmetic), `bfloat16`, or
-    `auto`: bfloat16 on a CPU where doctor found that faster or, unasked, that has instructions for it.
+    `auto`: bfloat16 on a CPU where doctor found that faster or, unasked, that has instructions for it. `float8` is approximate.
     """
 
     adaln_tables: bool = False

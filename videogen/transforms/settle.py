@@ -13,7 +13,7 @@ from videogen.transforms.options import Savings
 
 Reasons = dict[str, str]
 
-PRODUCTS, KERNELS = "bfloat16 products", "fused kernels"
+PRODUCTS, EIGHT, KERNELS = "bfloat16 products", "8-bit products", "fused kernels"
 
 
 def settled(
@@ -51,7 +51,7 @@ def settled(
 def _matmul(
     asked: str, device: torch.device, dtype: torch.dtype, certified: Collection[str], profile: DeviceProfile | None
 ) -> tuple[str, str]:
-    """`model` or `bfloat16`, and why it is not what `auto` hoped for."""
+    """`model`, `bfloat16` or `float8`, and why it is not what `auto` hoped for."""
     is_possible = device.type == "cpu" and dtype == torch.float32
     if asked == "bfloat16" and not is_possible:
         raise bad("savings matmul", f"bfloat16 with {dtype} on {device.type}", "float32 weights on a CPU", "use auto")
@@ -70,6 +70,11 @@ def _is_uncovered(part: str, certified: Collection[str]) -> bool:
 
 def arithmetic(savings: Savings, dtype: torch.dtype) -> str:
     """The number format of weights, and what else is computed differently than they ask for: what certificates depend on."""
-    parts = {str(dtype).removeprefix("torch."): True, PRODUCTS: savings.matmul == "bfloat16", KERNELS: savings.kernels}
+    parts = {
+        str(dtype).removeprefix("torch."): True,
+        PRODUCTS: savings.matmul == "bfloat16",
+        EIGHT: savings.matmul == "float8",
+        KERNELS: savings.kernels,
+    }
     parts[savings.attention] = savings.attention != "model"
     return ", ".join(part for part, is_so in parts.items() if is_so)
