@@ -162,7 +162,7 @@ def load_pipeline(
     pipe = H3Pipeline.from_pretrained(str(source.folder), workflow=workflow)
     loaded: dict[str, Any] = {}
     for name, spec in pipe._component_specs.items():
-        if spec.default_creation_method != "from_pretrained":
+        if spec.default_creation_method != "from_pretrained" or placement.is_elsewhere(name):
             continue
         key = f"{spec.type_hint.__name__}:{spec.subfolder or name}"
         if key not in shared:
@@ -178,7 +178,7 @@ def load_pipeline(
             shared[key] = component
         loaded[name] = shared[key]
     pipe.register_components(**loaded)
-    missing = [name for name in pipe._component_specs if getattr(pipe, name, None) is None]
+    missing = [name for name in pipe._component_specs if getattr(pipe, name, None) is None and not placement.is_elsewhere(name)]
     if missing:
         raise _fault("model components", ", ".join(missing[:_SHOWN]), "every component loaded")
     return pipe

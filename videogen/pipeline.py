@@ -27,7 +27,7 @@ from videogen.families.h3_pipeline import RawClip, picture_of, run, transformer_
 from videogen.identity import hash_bytes
 from videogen.load import load_pipeline, pick_device, pick_dtype
 from videogen.media import to_uint8
-from videogen.parallel.sequence import ALONE, Sharding
+from videogen.parallel.sharding import ALONE, Sharding
 from videogen.parallel.weights import WHOLE, Placement
 from videogen.progress import OnEvent, PhaseClock, StopFlag, ignore
 from videogen.recipes import find_recipe
@@ -144,6 +144,9 @@ class Pipeline:
         """The prompt completed by the text model that the request names, if any."""
         if resolved.expand is None:
             return None
+        if resolved.expand.kind == "remote" and self.sharding is not ALONE:
+            advice = "use another source, or one device a clip"
+            raise bad("--expand", resolved.expand.name, "a source that gives all ranks of a clip the same text", advice)
 
         def own() -> TextModel | str:
             if self.source.weights == "random":
@@ -162,7 +165,7 @@ class Pipeline:
 
     def transforms_for(self, resolved: Resolved) -> Transforms:
         """What this pipeline attaches for one request; entered around its blocks."""
-        return Transforms(self.savings, self._kept, resolved, dict(self._reasons), self.sharding.tiles)
+        return Transforms(self.savings, self._kept, resolved, dict(self._reasons), self.sharding.tiles, self.sharding.first)
 
     def stratum(self, resolved: Resolved) -> Fingerprint:
         """What a certificate must have been calibrated for to cover this request here."""

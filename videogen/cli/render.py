@@ -114,7 +114,8 @@ def opener(wanted: Wanted, args: argparse.Namespace, peers: Any = None) -> Calla
     opened: dict[str, Any] = {}
 
     def open_renderer(recipe: Recipe) -> Renderer:
-        from videogen.parallel.sequence import ALONE, Ulysses
+        from videogen.parallel.sequence import Ulysses
+        from videogen.parallel.sharding import ALONE
         from videogen.parallel.weights import Placement
         from videogen.pipeline import Pipeline, open_pipeline
 

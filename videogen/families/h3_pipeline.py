@@ -27,7 +27,7 @@ from videogen.attention.order import reordered, snake_order
 from videogen.config import StepCache
 from videogen.families.base import Resolved
 from videogen.images import load_image, to_rgb
-from videogen.parallel.sequence import ALONE, Sharding
+from videogen.parallel.sharding import ALONE, Sharding
 from videogen.progress import PhaseClock
 from videogen.transforms.attach import Kept, Transforms
 from videogen.transforms.options import Savings

@@ -130,6 +130,29 @@ class Peers:
             dist.broadcast(told, group=self.control, group_src=0)
         return int(told)
 
+    def from_first(self, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What rank 0 computes, tensors or lists of them by name, on every rank by way of the hosts; its error is everyone's."""
+        if self.count == 1:
+            return compute()
+        if self.rank:
+            told = self._told(None)
+            if isinstance(told, str):
+                raise RuntimeError(f"the first rank: {told}")
+            return cast(dict[str, Any], told)
+        try:
+            values = compute()
+        except Exception as error:
+            self._told(f"{type(error).__name__}: {error}")
+            raise
+        self._told({name: [each.cpu() for each in value] if isinstance(value, list) else value.cpu() for name, value in values.items()})
+        return values
+
+    def _told(self, value: Any) -> Any:
+        objects = [value]
+        with _all_there():
+            dist.broadcast_object_list(objects, group=self.control, group_src=0)
+        return objects[0]
+
     def meet(self) -> bool:
         """Whether every rank comes here within `MEET`."""
         try:

@@ -5,16 +5,15 @@ does: nothing is padded, nothing masked. It is a scope around one request; the m
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from diffusers.models.attention_dispatch import dispatch_attention_fn
 from diffusers.models.transformers.transformer_minimax_h3 import MiniMaxH3AttnProcessor
 from torch import nn
 
-from caches.drift import alone
 from caches.step_hook import replaced
 from videogen.attention.install import Qkv, project
 from videogen.errors import EnvironmentFault, say
@@ -22,92 +21,11 @@ from videogen.parallel.comm import Peers
 from videogen.parallel.mesh import Part, shares
 from videogen.progress import StopFlag
 from videogen.transforms.decode import Decode
+from videogen.transforms.encodings import Values
 from videogen.transforms.scope import Forward, forward_as
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 GROUPS = 4  # head groups of one exchange: attention of one runs while the next ones are under way
-
-
-class Sharding(Protocol):
-    """What one request's rendering needs to know of other ranks."""
-
-    @property
-    def label(self) -> str:
-        """The layout, for records and certificates."""
-        ...
-
-    def attention(self, transformer: Any, rows: int) -> AbstractContextManager[None]:
-        """Around everything that changes how the blocks attend."""
-        ...
-
-    def stack(self, transformer: Any, rows: int) -> AbstractContextManager[None]:
-        """Around the denoising loop, inside everything that changes the block stack."""
-        ...
-
-    def own(self, rows: torch.Tensor, total: int) -> torch.Tensor:
-        """Positions in the packed sequence as positions in this rank's stretch, those elsewhere left out."""
-        ...
-
-    def agree(self, sums: torch.Tensor) -> torch.Tensor:
-        """Sums over the ranks."""
-        ...
-
-    def share(self, tensor: torch.Tensor) -> torch.Tensor:
-        """One rank's values on every rank."""
-        ...
-
-    def same(self, value: int) -> int:
-        """One rank's number on every rank."""
-        ...
-
-    def tiles(self, tiles: list[torch.Tensor], decode: Decode) -> list[torch.Tensor]:
-        """What `decode` makes of the tiles, on every rank."""
-        ...
-
-    def stop(self, flag: StopFlag) -> StopFlag:
-        """A flag that is set for every rank once it is for one."""
-        ...
-
-
-class Alone:
-    """One process: everything stays as it is."""
-
-    label = "1"
-
-    def attention(self, transformer: Any, rows: int) -> AbstractContextManager[None]:
-        """Nothing."""
-        return nullcontext()
-
-    def stack(self, transformer: Any, rows: int) -> AbstractContextManager[None]:
-        """Nothing."""
-        return nullcontext()
-
-    def own(self, rows: torch.Tensor, total: int) -> torch.Tensor:
-        """All of them."""
-        return rows
-
-    def agree(self, sums: torch.Tensor) -> torch.Tensor:
-        """They are whole."""
-        return alone(sums)
-
-    def share(self, tensor: torch.Tensor) -> torch.Tensor:
-        """It has them."""
-        return tensor
-
-    def same(self, value: int) -> int:
-        """It has it."""
-        return value
-
-    def tiles(self, tiles: list[torch.Tensor], decode: Decode) -> list[torch.Tensor]:
-        """Decoded here."""
-        return decode(tiles)
-
-    def stop(self, flag: StopFlag) -> StopFlag:
-        """The flag."""
-        return flag
-
-
-ALONE = Alone()
 
 
 @dataclass(slots=True)
@@ -200,6 +118,10 @@ class Ulysses:
         own = torch.cat(decode(tiles[part.begin : part.begin + part.size]))
         everyone = self.peers.gather(own.flatten(1)[None], part)[0]
         return list(torch.split(everyone.view(len(tiles), *own.shape[1:]), 1))
+
+    def first(self, compute: Callable[[], Values]) -> Values:
+        """The first peer computes; the others get its values in host memory, or the error that it met."""
+        return self.peers.from_first(compute)
 
     def stop(self, flag: StopFlag) -> StopFlag:
         """Asks all peers at every step."""

@@ -37,6 +37,10 @@ class Placement:
         """Whether a component must be loaded into host memory first."""
         return self.kind != "whole" and name.startswith("transformer")
 
+    def is_elsewhere(self, name: str) -> bool:
+        """Whether only the first rank of a clip needs a component."""
+        return name == "text_encoder" and self.peers is not None and self.peers.rank > 0
+
     def place(self, name: str, module: nn.Module, device: torch.device) -> nn.Module:
         """The component on its device, or as far as it belongs there."""
         if not self.is_hosted(name):

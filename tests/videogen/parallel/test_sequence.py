@@ -14,8 +14,10 @@ from videogen import Recipe, Request
 from videogen.errors import CancelledRender, EnvironmentFault
 from videogen.families.h3_pipeline import RawClip, run, transformer_of
 from videogen.parallel.comm import Peers
-from videogen.parallel.sequence import ALONE, Sharding, Ulysses, head_groups
-from videogen.pipeline import Pipeline
+from videogen.parallel.sequence import Ulysses, head_groups
+from videogen.parallel.sharding import ALONE, Sharding
+from videogen.parallel.weights import Placement
+from videogen.pipeline import Pipeline, open_pipeline
 from videogen.progress import Event, PhaseClock, StopFlag, ignore
 
 REQUEST = Request("a red circle moves right", size=(96, 64), frames=22)
@@ -55,9 +57,10 @@ def stops_together(pipeline: Pipeline, sharding: Sharding, rank: int) -> int:
 
 
 def drawn_alike(pipeline: Pipeline, peers: Peers) -> tuple[int, float]:
-    """Without a seed, and with noise that this rank drew otherwise: the seed and sum of the frames that come out."""
-    opened = pipeline.sharing(Recipe("plain", steps=3))
-    opened.sharding = Ulysses(peers)
+    """Without a seed, and with the text encoder on the first rank alone: the seed and sum of the frames that come out."""
+    placement = Placement("whole", peers)
+    opened = open_pipeline(pipeline.source, Recipe("plain", steps=1), device="cpu", sharding=Ulysses(peers), placement=placement)
+    assert (opened.load("t2va").text_encoder is None) == (peers.rank > 0)
     result = opened.render(REQUEST)
     return result.record["resolved"]["seed"], float(result.frames.sum())
 
@@ -74,6 +77,13 @@ def tiled(peers: Peers, count: int) -> tuple[int, bool]:
     return len(seen), all(torch.equal(a, b) for a, b in zip(found, ALONE.tiles(tiles, decode), strict=True))
 
 
+def fails_alike(peers: Peers) -> str:
+    """What this rank hears when the first one fails."""
+    with pytest.raises(RuntimeError) as caught:
+        Ulysses(peers).first(lambda: torch.zeros(2) + torch.zeros(3))  # type: ignore[arg-type,return-value]
+    return str(caught.value)
+
+
 def test_any_number_of_ranks_makes_the_clip_of_one_process(four_heads: Pipeline, recipes: dict[str, Recipe], tmp_path: Path) -> None:
     wanted = {name: rendered(four_heads, recipe, ALONE) for name, recipe in recipes.items()}
     longer = rendered(four_heads, recipes["plain"], ALONE, prompt := "a red circle moves right, then down again")
@@ -88,6 +98,7 @@ def test_any_number_of_ranks_makes_the_clip_of_one_process(four_heads: Pipeline,
             told["longer"] = distance(rendered(four_heads, recipes["plain"], Ulysses(peers), prompt), longer)
             told["stop"] = stops_together(four_heads, Ulysses(peers), peers.rank)
             told["drawn"] = drawn_alike(four_heads, peers)
+            told["error"] = fails_alike(peers)
         return told
 
     def of_replicas(peers: Peers, rank: int) -> float:
@@ -107,6 +118,7 @@ def test_any_number_of_ranks_makes_the_clip_of_one_process(four_heads: Pipeline,
     for told in found[:2]:
         assert told[2]["longer"] < 1e-5 and told[2]["stop"] == 2
     assert found[0][2]["drawn"] == found[1][2]["drawn"]
+    assert found[1][2]["error"] == f"the first rank: RuntimeError: {found[0][2]['error']}"
     errors = [told["replicas"] for told in found]
     assert max(errors[:2]) < 1e-5 and errors[2] == errors[3] > 1e-2
 

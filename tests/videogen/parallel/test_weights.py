@@ -13,7 +13,8 @@ from videogen.cli.main import main
 from videogen.errors import RequestError
 from videogen.families.h3_pipeline import transformer_of
 from videogen.parallel.comm import Peers
-from videogen.parallel.sequence import ALONE, Ulysses
+from videogen.parallel.sequence import Ulysses
+from videogen.parallel.sharding import ALONE
 from videogen.parallel.weights import Placement, shard
 from videogen.pipeline import Pipeline, open_pipeline
 
