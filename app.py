@@ -67,9 +67,7 @@ def build(handlers: Handlers, library: Library) -> gr.Blocks:
             with gr.Tab("Bench and quality", elem_id="vg-tab-bench"):
                 _bench_tab(library)
             with gr.Tab("System", elem_id="vg-tab-system"):
-                system = gr.HTML(elem_id="vg-system")
-                gr.Button("Look again", elem_id="vg-system-again").click(library.system, None, system, **QUIET)
-                page.load(library.system, None, system, **QUIET)
+                _system_tab(library, page)
         polled = [header, status, player, cards, chosen, shown, seen]
         gr.Timer(1.0).tick(handlers.tick, [shown, seen], polled, concurrency_limit=None, **QUIET)
         page.load(handlers.load, None, polled, **QUIET)
@@ -214,6 +212,17 @@ def _compare_tab(library: Library) -> None:
     outputs: Sequence[Any] = (gr.HTML(elem_id="vg-compared"), gr.HTML(elem_id="vg-numbers"))
     newest.click(library.newest_pair, None, [left, right], **QUIET).then(library.compare, [left, right], [*outputs], **QUIET)
     show.click(library.compare, [left, right], [*outputs], **QUIET)
+
+
+def _system_tab(library: Library, page: gr.Blocks) -> None:
+    system = gr.HTML(elem_id="vg-system")
+    gr.Button("Look again", elem_id="vg-system-again").click(library.system, None, system, **QUIET)
+    gr.Markdown("### What really runs: `videogen doctor`")
+    found = gr.HTML(elem_id="vg-doctor")
+    told = gr.State("")
+    gr.Button("Ask a worker to look", elem_id="vg-doctor-ask").click(library.ask_doctor, None, found, **QUIET)
+    gr.Timer(3.0).tick(library.doctor_again, told, [found, told], **QUIET)
+    page.load(library.system, None, system, **QUIET)
 
 
 def _bench_tab(library: Library) -> None:

@@ -173,7 +173,8 @@ def run_worker(args: argparse.Namespace) -> int:
     root = Path(args.root).expanduser().absolute()
     around = previews(args.preview_every) if args.preview_every > 0 else as_it_is
     maker = PipelineMaker(args.model, args.device, root, offline=read_environment().offline, around=around)
-    work(root, args.group, maker, retention_s=args.retention_days * 86_400, stop=stop, wait_s=WORKER_WAIT_S)
+    retention_s = args.retention_days * 86_400
+    work(root, args.group, maker, retention_s=retention_s, stop=stop, wait_s=WORKER_WAIT_S, examine=maker.examine)
     return 0
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from videogen.jobs.database import CANCELLED, COMPLETED, FAILED, QUEUED, RUNNING, Job
 from videogen.serve.auth import Links
+from videogen.serve.checkup import RUNNING as LOOKING
+from videogen.serve.checkup import WANTED, Checkup
 
 STATE_WORDS = {QUEUED: "waiting", RUNNING: "rendering", COMPLETED: "done", FAILED: "failed", CANCELLED: "cancelled"}
 CSS = """
@@ -166,6 +168,26 @@ def figures(recipe: str, known: Sequence[tuple[str, str]]) -> str:
     """What is known of a recipe in general, each with who says so."""
     lines = "".join(f"<li>{escape(told)} <b>[{escape(source)}]</b></li>" for told, source in known)
     return f"<h4>Known of {escape(recipe)}</h4>" + (f"<ul>{lines}</ul>" if lines else "<p>Nothing measured yet.</p>")
+
+
+def checkup(found: Checkup | None) -> str:
+    """What `videogen doctor` found on a worker, or how far it is."""
+    if found is None:
+        return '<p role="status">Nobody has asked yet. A worker looks between two clips; the page goes on meanwhile.</p>'
+    told = {WANTED: "Asked for; a worker looks when its clip is done.", LOOKING: f"Worker {found.group} is looking."}
+    if found.is_open or found.report is None:
+        return f'<p role="status" data-state="{found.state}">{escape(told.get(found.state, f"It failed: {found.error}"))}</p>'
+    areas, report = found.report["areas"], found.report
+    slow = sum(row["is_slow"] for row in areas)
+    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(found.at))
+    head = f"{report['model']}, recipe {report['recipe']}, {report['rows']} rows, on {report['device']}, worker {found.group}, {when}: "
+    head += f"{slow} of {len(areas)} areas run on a slower way than need be" if slow else "nothing runs on a slow way"
+    names = ("area", "requested", "executed", "reason", "cost", "fix")
+    rows = [("SLOW" if row["is_slow"] else "ok", *(row[name] for name in names)) for row in areas]
+    tried = [(row["name"], "" if row["ms"] is None else f"{row['ms']:.2f}", row["reason"]) for row in report["attention"]]
+    told_areas = table(("", "area", "asked", "ran", "why", "cost", "do"), rows)
+    details = f"<details><summary>Attention candidates</summary>{table(('name', 'ms', 'why not'), tried)}</details>"
+    return f'<p role="status" data-state="done">{escape(head)}</p>{told_areas}{details}'
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -8,7 +8,7 @@ import gradio as gr
 
 from videogen.jobs.database import COMPLETED, Job
 from videogen.jobs.store import NoSuchJob
-from videogen.serve import comparing, html
+from videogen.serve import checkup, comparing, html
 from videogen.serve.api import Services
 from videogen.serve.figures import REFERENCE, Figures
 from videogen.serve.handlers import note, owner_of
@@ -70,6 +70,20 @@ class Library:
     def report_names(self) -> Any:
         """The reports there are now."""
         return gr.update(choices=self.reports.names())
+
+    def ask_doctor(self) -> str:
+        """Ask a worker for the doctor's findings."""
+        checkup.ask(self.store.database)
+        return self.doctor()
+
+    def doctor(self) -> str:
+        """The doctor's last findings, or how far they are."""
+        return html.checkup(checkup.read(self.store.database))
+
+    def doctor_again(self, seen: str) -> tuple[Any, str]:
+        """The same for a page that has it already: nothing is sent while nothing changed."""
+        now = self.doctor()
+        return (now if now != seen else gr.skip()), now
 
     def system(self) -> str:
         """What this server runs on; no path, host or user name."""

@@ -18,7 +18,9 @@ from videogen.jobs.run import Renderer, SilentScreen, run_clips
 from videogen.media import Encoding
 from videogen.pipeline import Pipeline, open_pipeline
 from videogen.progress import Event, OnEvent, StopFlag
+from videogen.recipes import find_recipe
 from videogen.seeds import draw_seed
+from videogen.serve.examining import examine
 from videogen.serve.worker import ClipFailed, Made
 from videogen.source import find_model, open_family
 
@@ -82,6 +84,10 @@ class PipelineMaker:
         clip_file, sidecar = folder / f"{clip.name}.mp4", folder / f"{clip.name}.json"
         record: dict[str, Any] = json.loads(sidecar.read_text(encoding="utf-8"))
         return Made((clip_file, sidecar, poster(clip_file)), record)
+
+    def examine(self) -> dict[str, Any]:
+        """What the doctor finds here, under the default recipe."""
+        return examine(self._open(find_recipe("exact")))
 
     def _settled(self, recipe: Recipe) -> Recipe:
         return settle_adapters(recipe, self.source)

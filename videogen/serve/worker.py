@@ -11,6 +11,8 @@ from videogen.errors import CancelledRender, EnvironmentFault, VideogenError
 from videogen.jobs.claims import Claims, group_lock
 from videogen.jobs.database import COMPLETED, Database, Job
 from videogen.progress import Event, OnEvent, StopFlag
+from videogen.serve import checkup
+from videogen.serve.checkup import Examine
 
 logger = logging.getLogger(__name__)
 
@@ -53,16 +55,18 @@ class _Reporter:
 
 
 class Worker:
-    """The loop. Use it inside `group_lock`."""
+    """The loop. Use it inside `group_lock`. `examine` is what it does when a checkup is wanted; without it others do."""
 
-    def __init__(self, root: Path, group: str, maker: Maker, *, retention_s: float, stop: StopFlag) -> None:
-        self.root, self.maker, self.stop = root, maker, stop
+    def __init__(self, root: Path, group: str, maker: Maker, *, retention_s: float, stop: StopFlag, examine: Examine | None = None) -> None:
+        self.root, self.maker, self.stop, self.examine = root, maker, stop, examine
         self.claims = Claims(Database(root), group, retention_s=retention_s)
 
     def run(self, *, until_idle: bool = False) -> int:
         """Work until the stop flag is set, or until there is nothing to do; returns how many jobs were taken."""
         taken = 0
         while not self.stop.wanted:
+            if self.examine is not None:
+                checkup.do(self.claims.database, self.claims.group, self.examine)
             job = self.claims.claim()
             if job is None:
                 if until_idle:
@@ -129,7 +133,9 @@ def tidy(root: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def run_worker(root: Path, group: str, maker: Maker, *, retention_s: float, stop: StopFlag, wait_s: float) -> None:
+def run_worker(
+    root: Path, group: str, maker: Maker, *, retention_s: float, stop: StopFlag, wait_s: float, examine: Examine | None = None
+) -> None:
     """Be the worker of a group until `stop` is set. Raises EnvironmentFault when the group has one already."""
     with group_lock(root, group, wait_s=wait_s):
-        Worker(root, group, maker, retention_s=retention_s, stop=stop).run()
+        Worker(root, group, maker, retention_s=retention_s, stop=stop, examine=examine).run()

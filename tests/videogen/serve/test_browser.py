@@ -194,6 +194,20 @@ def test_dense_beside_turbo(page: Any) -> None:
     page.wait_for_selector("#vg-recipe label:has-text('turbo:'):has-text('measured on this queue')", timeout=LONG_MS)
 
 
+def test_the_doctor_looks_while_the_page_goes_on(page: Any) -> None:
+    page.get_by_role("tab", name="System").click()
+    page.click("#vg-doctor-ask")
+    page.wait_for_selector('#vg-doctor [data-state="wanted"], #vg-doctor [data-state="running"]')
+    page.get_by_role("tab", name="Gallery").click()
+    page.click("#vg-gallery-show")
+    page.wait_for_selector("#vg-gallery video", timeout=5000)  # other tabs answer meanwhile
+    page.get_by_role("tab", name="System").click()
+    page.wait_for_selector('#vg-doctor [data-state="done"]', timeout=LONG_MS)
+    told = page.inner_text("#vg-doctor")
+    assert "recipe exact" in told and "video vae" in told.lower() and "Attention candidates" in told
+    shoot(page, "page-system")
+
+
 def test_a_second_browser_on_a_phone_finds_it_all(context: Any, address: str) -> None:
     phone = context.new_page()
     phone.set_viewport_size({"width": 390, "height": 844})
