@@ -65,6 +65,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--concurrency", type=float, nargs="*", default=[0.5, 4], metavar="C", help=_LEVELS)
     parser.add_argument("--mix", type=float, nargs="*", default=[0.5], metavar="F", help="share of prompts with the prefix (default: 0.5)")
     parser.add_argument("--lengths", type=int, nargs="*", default=[512, 2048], metavar="N", help="prefill lengths (default: 512 2048)")
+    parser.add_argument("--flood", type=int, default=100, metavar="N", help="requests from ten clients at once (default: %(default)s)")
     parser.add_argument("--needles", type=int, nargs="*", default=[], metavar="N", help="text lengths to hide needles in")
     parser.add_argument("--out", metavar="FILE", help="write the report as JSON")
 
@@ -188,7 +189,9 @@ def run_bench(args: argparse.Namespace) -> int:
     paging = _paging(args)
     text, weights = open_text(args.source, *_where(args))
     sizes = {"pairs": args.pairs, "lengths": args.lengths, "levels": args.concurrency, "mixes": args.mix, "needles": args.needles}
-    report = measure(text, weights, args.engine, load, paging, reuse=not args.no_reuse, **sizes)
+    if args.flood < 1:
+        raise bad("--flood", args.flood, "at least 1", "change it")
+    report = measure(text, weights, args.engine, load, paging, reuse=not args.no_reuse, at_once=args.flood, **sizes)
     report = {"source": args.source, "environment": read_environment().record()} | report
     if args.out:
         try:

@@ -31,6 +31,7 @@ def measure(
     needles: Sequence[int] = (),
     reuse: bool = True,
     runs: int = 3,
+    at_once: int = 100,
 ) -> dict[str, Any]:
     """Everything `videogen text bench` tells. Settings are checked before each part; the parts follow one another."""
 
@@ -49,7 +50,7 @@ def measure(
     with opened(open_leg, reuse) as warm:
         report["cold_and_warm"] = cold_and_warm(warm, load, pairs) if pairs else None
         report["context"] = supported_context(warm, needles)
-        report["flood"] = flood(warm, 100, 32, 2)
+        report["flood"] = flood(warm, at_once, 32, 2)
     report["loads"] = loads(open_leg, load, levels, mixes) if levels else []
     return report
 

@@ -93,7 +93,7 @@ class SnapshotEngine:
     def _run(self) -> None:
         while not self._is_closed:
             try:
-                ticket = self._waiting.get(timeout=0.1)
+                ticket = self._waiting.get(timeout=0.02)
             except queue.Empty:
                 continue
             try:

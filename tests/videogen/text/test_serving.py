@@ -41,18 +41,18 @@ def service() -> Iterator[TextService]:
 def test_a_chat_is_answered_whole_and_in_pieces_with_its_usage(service: TextService) -> None:
     with TestClient(make_text_app(service)) as client:
         assert client.get("/v1/models").json()["data"][0]["id"] == "pocket"
-        whole = client.post("/v1/chat/completions", json=CHAT | {"max_tokens": 40}).json()
+        whole = client.post("/v1/chat/completions", json=CHAT | {"max_tokens": 7}).json()
         content = whole["choices"][0]["message"]["content"]
-        assert {"red", "circles"} <= set(content.split()) and whole["choices"][0]["finish_reason"] == "stop"
-        again = client.post("/v1/chat/completions", json=CHAT | {"max_tokens": 3}).json()
-        assert again["usage"]["completion_tokens"] == 3 and again["choices"][0]["finish_reason"] == "length"
-        streamed = client.post("/v1/chat/completions", json=CHAT | {"stream": True, "stream_options": {"include_usage": True}}).text
+        assert len(content.split()) > 4 and whole["choices"][0]["finish_reason"] == "length"
+        streamed = client.post(
+            "/v1/chat/completions", json=CHAT | {"max_tokens": 7, "stream": True, "stream_options": {"include_usage": True}}
+        ).text
         events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
         assert "".join(event["choices"][0]["delta"].get("content", "") for event in events if event["choices"]) == content
         assert events[-1]["usage"]["prompt_tokens"] == whole["usage"]["prompt_tokens"] and streamed.endswith("data: [DONE]\n\n")
         plain = client.post("/v1/completions", json={"prompt": "a large red", "max_tokens": 2, "temperature": 0.5, "seed": 1}).json()
         assert plain["object"] == "text_completion" and plain["usage"]["completion_tokens"] == 2
-        assert "videogen_text_answered_total 4" in client.get("/metrics").text
+        assert "videogen_text_answered_total 3" in client.get("/metrics").text
 
 
 @pytest.mark.parametrize(
@@ -151,11 +151,28 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["text", "info", "--json"]) == 0 and json.loads(capsys.readouterr().out)["engine"] == "continuous batching"
     assert main(["text", "expand", "a fox", "--seed", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["outcome"] == "template"
-    small = ["--shared", "64", "--own", "8", "--write", "2", "--requests", "2", "--pairs", "1", "--concurrency", "1", "--lengths", "32"]
+    small = [
+        "--shared",
+        "64",
+        "--own",
+        "8",
+        "--write",
+        "2",
+        "--requests",
+        "2",
+        "--pairs",
+        "1",
+        "--concurrency",
+        "1",
+        "--lengths",
+        "32",
+        "--flood",
+        "5",
+    ]
     out = tmp_path / "report.json"
     assert main(["text", "bench", "random:qwen3_next", *small, "--device", "cpu", "--out", str(out)]) == 0
     told, report = capsys.readouterr().out, json.loads(out.read_text())
-    assert "prefix snapshots" in told and "100 of 100 answered" in told and "computed" in told and "effective" in told
+    assert "prefix snapshots" in told and "5 of 5 answered" in told and "computed" in told and "effective" in told
     assert report["schema"] == "videogen.text_bench/1" and [(row["reuse"], row["loop"]) for row in report["loads"]] == [
         (r, loop) for r in (False, True) for loop in ("open", "closed")
     ]
