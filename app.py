@@ -177,7 +177,13 @@ def _queue_tab(handlers: Handlers) -> tuple[Any, Any]:
         save = gr.Button("Save changes", elem_id="vg-save")
     with gr.Row():
         pause, go = gr.Button("Pause the queue", elem_id="vg-pause"), gr.Button("Go on", elem_id="vg-go")
+    with gr.Accordion("Save and load", open=False, elem_id="vg-files"):
+        write, saved = gr.Button("Make a file of the waiting jobs", elem_id="vg-save-queue"), gr.HTML(elem_id="vg-saved")
+        file = gr.File(label="A job file (.jsonl)", file_types=[".jsonl"], type="binary", height=120, elem_id="vg-queue-file")
+        read = gr.Button("Add its jobs to the queue", elem_id="vg-load-queue")
     cards = gr.HTML(elem_id="vg-queue")
+    write.click(handlers.save, None, saved, **QUIET)
+    read.click(handlers.load_file, file, told, **QUIET)
     for name, button in zip(handlers.ACTS, acts):
         button.click(handlers.act(name), chosen, told, **QUIET)
     save.click(handlers.edit, [chosen, prompt, seed, recipe], told, **QUIET)

@@ -186,11 +186,15 @@ class Desk:
         try:
             for fields in asked:
                 checked.append(self.check(fields, uploads or {}))
-            return self.store.submit_all(owner, [(each.settings, each.summary, each.disk_bytes) for each in checked])
+            return self.accept_all(owner, checked)
         except BaseException:
             for each in checked:
                 self._drop_pictures(each.settings)
             raise
+
+    def accept_all(self, owner: str, checked: Sequence[Checked]) -> list[Job]:
+        """Accept all of them or none. Raises QueueFull at a limit."""
+        return self.store.submit_all(owner, [(each.settings, each.summary, each.disk_bytes) for each in checked])
 
     def edit(self, owner: str | None, job_id: str, changes: Mapping[str, Any]) -> Job:
         """Change fields of a queued job; its pictures stay."""

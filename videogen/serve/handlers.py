@@ -12,7 +12,7 @@ from videogen.jobs.database import RUNNING, Job
 from videogen.jobs.store import NoSuchJob
 from videogen.recipes import find_recipe
 from videogen.seeds import draw_seed
-from videogen.serve import html
+from videogen.serve import html, queuefile
 from videogen.serve.api import Services
 from videogen.serve.auth import ANYONE
 from videogen.serve.figures import REFERENCE, Figures
@@ -223,6 +223,22 @@ class Handlers:
         except VideogenError as error:
             return note(str(error), is_error=True)
         return note("saved")
+
+    def save(self, request: gr.Request) -> str:
+        """The waiting jobs as a file to keep; it is made in the page and lies nowhere on the server."""
+        jobs = self.store.waiting(owner_of(request))
+        text, left_out = queuefile.as_lines(jobs)
+        return html.saved(text, len(jobs) - left_out, left_out)
+
+    def load_file(self, data: bytes | None, request: gr.Request) -> str:
+        """Queue the jobs of such a file."""
+        if not data:
+            return note("choose a file first", is_error=True)
+        try:
+            jobs = queuefile.load(self.desk, owner_of(request), data)
+        except VideogenError as error:
+            return note(str(error), is_error=True)
+        return note(f"{len(jobs)} in the queue")
 
     def pause(self) -> str:
         """Pause."""

@@ -1,5 +1,6 @@
 """Fragments of the page as text: progress, players, cards, the cache timeline. Everything from outside is escaped here."""
 
+import base64
 import time
 from collections.abc import Sequence
 from html import escape
@@ -143,6 +144,16 @@ def queue(jobs: Sequence[Job], is_paused: bool, rate: float | None) -> str:
         prompt = escape(job.summary["prompt"][:160])
         cards.append(f'<div class="vg-card"><b>{number}. {escape(state)}</b><br>{prompt}<div class="vg-muted">{_facts(job)}</div></div>')
     return head + "".join(cards)
+
+
+def saved(text: str, count: int, left_out: int) -> str:
+    """A link that holds the file itself."""
+    told = f" {left_out} with pictures are not in it: a line has no place for them." if left_out else ""
+    if not count:
+        return f"<p role='status'>Nothing to save.{told}</p>"
+    data = base64.b64encode(text.encode()).decode()
+    link = f'<a download="queue.jsonl" href="data:application/x-ndjson;base64,{data}">Download queue.jsonl</a>'
+    return f"<p role='status'>{link} ({count} job{'s' * (count != 1)}).{told} The queue stays as it is.</p>"
 
 
 def gallery(jobs: Sequence[Job], links: Links) -> str:

@@ -194,6 +194,29 @@ def test_dense_beside_turbo(page: Any) -> None:
     page.wait_for_selector("#vg-recipe label:has-text('turbo:'):has-text('measured on this queue')", timeout=LONG_MS)
 
 
+def test_a_queue_goes_through_a_file(page: Any, tmp_path: Path) -> None:
+    page.get_by_role("tab", name="Queue").click()
+    page.click("#vg-pause")
+    page.wait_for_selector("#vg-queue-message :text('paused')")
+    fill(page, "saved and loaded", 2)
+    submit(page)
+    page.get_by_role("tab", name="Queue").click()
+    page.locator("#vg-files button.label-wrap").click()
+    page.click("#vg-save-queue")
+    with page.expect_download() as download:
+        page.click("#vg-saved a")
+    path = tmp_path / "queue.jsonl"
+    download.value.save_as(path)
+    assert path.read_text().count('"saved and loaded"') == 1
+    page.set_input_files("#vg-queue-file input[type=file]", str(path))
+    page.wait_for_selector("#vg-queue-file :text('queue.jsonl')", timeout=LONG_MS)
+    page.click("#vg-load-queue")
+    page.wait_for_selector("#vg-queue-message :text('1 in the queue')")
+    page.wait_for_function("document.querySelectorAll('#vg-queue .vg-card').length === 2")
+    page.click("#vg-go")
+    page.wait_for_selector("#vg-queue :text('Nothing is waiting')", timeout=LONG_MS)
+
+
 def test_the_doctor_looks_while_the_page_goes_on(page: Any) -> None:
     page.get_by_role("tab", name="System").click()
     page.click("#vg-doctor-ask")

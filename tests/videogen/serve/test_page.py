@@ -1,5 +1,6 @@
 """The page: a field for every request field, jobs through the same desk, no file by path, a login where there are keys."""
 
+import base64
 import io
 from dataclasses import fields
 from pathlib import Path
@@ -14,6 +15,7 @@ from PIL import Image
 import app
 from tests.videogen.serve.fakes import StandIn, services_in, serving
 from videogen.config import Request
+from videogen.jobs.files import read_jobs
 from videogen.media import Encoding, write_clip
 from videogen.progress import StopFlag
 from videogen.serve import html
@@ -81,6 +83,31 @@ def test_from_the_form_to_the_gallery_and_back(tmp_path: Path) -> None:
     assert "done" in running[1] and str(tmp_path) not in "".join(str(each) for each in (*running, library.system()))
 
 
+def test_a_queue_is_saved_and_loaded_whole_or_not_at_all(tmp_path: Path) -> None:
+    handlers, _ = page_in(tmp_path / "a")
+    me, other = Visitor(), Visitor("other")
+    handlers.submit(me, *filled(handlers, "</a><b>é\ntwo", lines=True, repeats=2, seed=5))  # type: ignore[arg-type]
+    handlers.submit(me, *filled(handlers, "pictured", image=picture()))  # type: ignore[arg-type]
+    told = handlers.save(me)  # type: ignore[arg-type]
+    assert "4 jobs" in told and "1 with pictures" in told and "Nothing to save" in handlers.save(other)  # type: ignore[arg-type]
+    data = base64.b64decode(told.partition("base64,")[2].partition('"')[0])
+    (tmp_path / "queue.jsonl").write_bytes(data)
+    assert [raw.values["seed"] for raw in read_jobs(tmp_path / "queue.jsonl")] == [5, 6, 5, 6]
+    second, _ = page_in(tmp_path / "b")
+    assert second.load_file(data, me) == '<p role="status">4 in the queue</p>'  # type: ignore[arg-type]
+    old, new = ([job.settings for job in each.store.waiting() if "image" not in job.settings] for each in (handlers, second))
+    assert old == new
+    for wrong in (b'{"prompt": "x"}\n{"prompt": "x", "image": "/etc/passwd"}', b'{"prompt": "x", "lora": "/etc/x"}', b"\xff", b"[]", b""):
+        assert "Not done" in second.load_file(wrong, me) and len(second.store.waiting()) == 4, wrong  # type: ignore[arg-type]
+    assert "queue.jsonl:2: image" in second.load_file(b'{"prompt": "x"}\n{"prompt": "x", "image": "y"}', me)  # type: ignore[arg-type]
+
+
+def picture() -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (64, 48), "red").save(buffer, "PNG")
+    return buffer.getvalue()
+
+
 def test_a_pair_is_compared_with_its_timeline(tmp_path: Path) -> None:
     handlers, library = page_in(tmp_path)
     me = Visitor()
@@ -144,12 +171,10 @@ def submitted(url: str, config: Any, file: Any) -> tuple[int, str]:
 
 
 def test_a_form_takes_uploaded_files_and_nothing_a_client_names(tmp_path: Path) -> None:
-    buffer = io.BytesIO()
-    Image.new("RGB", (64, 48), "red").save(buffer, "PNG")
-    (tmp_path / "mine.png").write_bytes(buffer.getvalue())
+    (tmp_path / "mine.png").write_bytes(picture())
     services, meta = services_in(tmp_path), {"_type": "gradio.FileData"}
     with serving(services, lambda api, parts: app.mount(api, parts, None)) as url:
-        (uploaded,) = httpx.post(f"{url}/gradio_api/upload", files={"files": ("../../x.png", buffer.getvalue())}).json()
+        (uploaded,) = httpx.post(f"{url}/gradio_api/upload", files={"files": ("../../x.png", picture())}).json()
         config = httpx.get(f"{url}/config").json()
         assert Path(uploaded).resolve().is_relative_to(Path(get_upload_folder()).resolve())
         climbing = f"{Path(uploaded).parent}/../../../..{tmp_path}/mine.png"
