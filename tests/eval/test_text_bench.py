@@ -11,12 +11,7 @@ from eval.text_bench import RESULT, TOYS, run, table
 
 def test_parts_are_written_as_they_come_and_a_failure_stays_its_own(tmp_path: Path) -> None:
     failing = replace(TOYS[2], engine="batching")
-    parts = [
-        failing,
-        replace(TOYS[2], lengths=(32, 8192), levels=(), most=64),
-        replace(TOYS[3], lengths=(), most=0, load=Load(32, 4, 1, 2)),
-    ]
-    rows = run(parts, torch.device("cpu"), torch.float32, tmp_path)
+    rows = run([failing, replace(TOYS[2], lengths=(32, 8192), levels=(), most=64)], torch.device("cpu"), torch.float32, tmp_path)
     assert json.loads((tmp_path / RESULT).read_text())["rows"] == rows and len(rows) == 2
     assert "--engine" in rows[0]["error"]
     assert rows[1]["prefill"][0]["n"] == 1 and "at most" in rows[1]["prefill"][1]["refused"]
