@@ -28,6 +28,7 @@ from videogen.parallel.mesh import Part, Place
 from videogen.parallel.sequence import GROUPS, Ulysses
 from videogen.parallel.weights import stream
 from videogen.source import find_model
+from videogen.transforms.adaln import place_projections
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +99,7 @@ def visiting(forward: Forward, device: torch.device, runs: int) -> dict[str, Any
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     stream(forward.model, device)
+    place_projections(forward.model, device)
     took = [timed(lambda: forward(0), device) for _ in range(runs + 1)][1:]
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     return summary(took) | {"peak_bytes": peak}

@@ -67,7 +67,12 @@ class Pipeline:
         self.source, self.family, self.recipe, self.device = source, family, recipe, device
         self.dtype = pick_dtype(recipe.dtype, device)
         strata = [each.fingerprint.dtype for each in recipe.cache.certificates]
-        self.savings, self._reasons = settled(recipe.savings, device, self.dtype, strata, profile)
+        savings = recipe.savings
+        if placement.kind != "whole":  # they were loaded into host memory, and can stay there
+            savings = replace(savings, park_adaln=savings.adaln_tables)
+        self.savings, self._reasons = settled(savings, device, self.dtype, strata, profile)
+        if placement.kind == "fsdp" and self.savings.matmul == "float8":
+            raise bad("--weights fsdp", "float8 products", "products in the weights' own format", "choose another recipe or --weights")
         self.profile, self.sharding, self.placement = profile, sharding, placement
         self._shared: dict[str, Any] = {}
         self._opened: dict[str, Any] = {}

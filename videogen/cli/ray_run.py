@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         journal = read_journal(folder)
         sweep(journal)
         clips = settle(wanted, args, journal)
-        how = argparse.Namespace(device=args.device, weights=args.weights)
+        how = argparse.Namespace(device=args.device, weights=args.weights, text_encoder=args.text_encoder)
         crew = RayCrew(partial(opener, wanted, how), folder, wanted.encoding, gpus)
         with Machine(kind_of(args), sum(not clip.is_done for clip in clips)) as screen:
             driver = Driver(crew, size, journal, lambda worker, event: screen.line(worker, json.dumps(event)))

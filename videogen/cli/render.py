@@ -32,8 +32,11 @@ def add_command(commands: Any, environment: Environment) -> None:
     many = parser.add_argument_group("on several devices")
     many.add_argument("--gpus", type=int, default=1, metavar="N", help="devices of this machine; each renders clips of its own")
     many.add_argument("--ulysses", type=int, default=1, metavar="U", help="devices that share one clip (a divisor of --gpus)")
-    how = "where the denoiser's weights live: whole on a device, fsdp (over the devices of a clip), offload (host memory, block by block)"
-    many.add_argument("--weights", choices=("whole", "fsdp", "offload"), default="whole", help=how)
+    how = "where the denoiser's weights live: whole on a device; parked (AdaLN projections in host memory); and parked as well "
+    how += "fsdp (over the devices of a clip) or offload (host memory, block by block)"
+    many.add_argument("--weights", choices=("whole", "parked", "fsdp", "offload"), default="whole", help=how)
+    how = "where the text encoder lives: resident on the first device of a clip, or in host memory and visiting for every new prompt"
+    many.add_argument("--text-encoder", choices=("resident", "visiting"), default="resident", help=how)
     many.add_argument("--engine", choices=("local", "ray"), default="local", help="ray: devices of a cluster (videogen[ray])")
     many.add_argument("--address", default="", metavar="HOST:PORT", help="the Ray cluster (default: one started here)")
     parser.add_argument("--dry-run", action="store_true", help="the same as `videogen plan`: loads nothing")
@@ -122,7 +125,7 @@ def opener(wanted: Wanted, args: argparse.Namespace, peers: Any = None) -> Calla
         first: Pipeline | None = opened.get(recipe.dtype)
         if first is not None:
             return first.sharing(recipe)  # another recipe over the same weights
-        sharding, placement = ALONE if peers is None else Ulysses(peers), Placement(args.weights, peers)
+        sharding, placement = ALONE if peers is None else Ulysses(peers), Placement(args.weights, peers, args.text_encoder)
         opened[recipe.dtype] = open_pipeline(wanted.source, recipe, device=args.device, sharding=sharding, placement=placement)
         return opened[recipe.dtype]  # type: ignore[no-any-return]
 

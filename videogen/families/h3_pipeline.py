@@ -44,6 +44,12 @@ class H3Pipeline(MiniMaxH3ModularPipeline):  # type: ignore[misc]
         """Seconds; no floor here."""
         return 0.0
 
+    @property
+    def _execution_device(self) -> torch.device:
+        """Where the video VAE is: other components may live in host memory and visit."""
+        parameter: torch.nn.Parameter = next(self.vae.parameters())
+        return parameter.device
+
 
 @dataclass(frozen=True, slots=True)
 class RawClip:

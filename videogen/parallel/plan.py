@@ -71,8 +71,8 @@ SIMPLEST = ("whole", "parked", "fsdp", "offload")  # among layouts within one pe
 @dataclass(frozen=True, slots=True)
 class Layout:
     """`replicas` of ulysses x tensor ranks. weights: `whole` on every rank, `parked` (AdaLN projections in host memory, their tables
-    on the device), `fsdp` (sharded over the ranks of a clip, gathered layer by layer) or `offload` (from host memory, layer by
-    layer). Tensor parallelism is priced, not offered: diffusers 0.42.1 has no plan of it for H3."""
+    on the device), and parked as well `fsdp` (sharded over the ranks of a clip, gathered layer by layer) or `offload` (from host
+    memory, layer by layer). Tensor parallelism is priced, not offered: diffusers 0.42.1 has no plan of it for H3."""
 
     replicas: int = 1
     ulysses: int = 1
@@ -149,35 +149,33 @@ def exchange_gb(workload: Workload, layout: Layout) -> float:
     return (for_heads + sums) * LAYERS / 1e9
 
 
-def memory_gib(workload: Workload, layout: Layout, *, text_gb: float) -> float:
-    """Of one device in the denoising phase, `text_gb` of the text encoder beside it; no less than text and VAEs alone."""
-    layer = WEIGHTS_GB / LAYERS
+def memory_gib(workload: Workload, layout: Layout, *, is_text_visiting: bool = False) -> float:
+    """Of a clip's first device, which has the text encoder: all the time, or while it encodes."""
+    layer = PARKED_GB / LAYERS
     held = {
         "whole": WEIGHTS_GB / layout.tensor,
         "parked": PARKED_GB / layout.tensor,
-        "fsdp": WEIGHTS_GB / layout.ranks + 2 * layer,
+        "fsdp": PARKED_GB / layout.ranks + 2 * layer,
         "offload": 2 * layer,
     }[layout.weights]
     rows = workload.rows / layout.ulysses * ACTIVATION_GB_PER_ROW
     rows += 8 * workload.rows * HEADS * HEAD_DIM / layout.ranks / 1e9  # q, k, v and out of this rank's heads
-    return (held + text_gb + VAE_GB + rows + CONTEXT_GB) / GIB
+    return (held + VAE_GB + CONTEXT_GB + (max(TEXT_GB, rows) if is_text_visiting else TEXT_GB + rows)) / GIB
 
 
 def price(workload: Workload, device: Device, layout: Layout, link_gbs: float, *, overlap: float = 0.0) -> Cost:
     """One clip under a layout; `overlap` is the share of exchanges hidden behind computing.
 
-    The text encoder stays on every device where it fits, else it visits from host memory once a clip.
+    The text encoder stays on a clip's first device where it fits, else it visits from host memory once a clip.
     """
     computing = compute_s(workload, device, layout)
     exchanging = exchange_gb(workload, layout) / link_gbs * (1 - overlap)
-    streaming = {"fsdp": WEIGHTS_GB * (1 - 1 / layout.ranks) / link_gbs, "offload": WEIGHTS_GB / device.host_gbs}.get(layout.weights, 0.0)
+    streaming = {"fsdp": PARKED_GB * (1 - 1 / layout.ranks) / link_gbs, "offload": PARKED_GB / device.host_gbs}.get(layout.weights, 0.0)
     decode = device.decode_s * workload.frames / DECODE_FRAMES
     decode *= -(-TILES // layout.ranks) / TILES if device.is_decode_spread else 1
-    memory = memory_gib(workload, layout, text_gb=TEXT_GB)
-    cost = Cost(layout, computing, exchanging, streaming, 0.0, memory, device.memory_gib)
+    cost = Cost(layout, computing, exchanging, streaming, 0.0, memory_gib(workload, layout), device.memory_gib)
     if not cost.fits:
-        alone = (TEXT_GB + VAE_GB + CONTEXT_GB) / GIB
-        cost = replace(cost, memory_gib=max(alone, memory_gib(workload, layout, text_gb=0.0)), is_text_visiting=True)
+        cost = replace(cost, memory_gib=memory_gib(workload, layout, is_text_visiting=True), is_text_visiting=True)
     text = TEXT_GB / device.host_gbs if cost.is_text_visiting else 0.0
     return replace(cost, clip_s=text + workload.forwards * cost.forward_s + decode + device.fixed_s)
 

@@ -1,7 +1,7 @@
-"""Where a denoiser's weights live: whole on the device, sharded over the ranks of a clip, or in host memory and visiting block by block.
+"""Where a model's weights live: whole on the device, sharded over the ranks of a clip, or in host memory and visiting block by block.
 
-Attention and feed-forward of every block are what is sharded or visits (41 of 66 GB; the AdaLN projections can be parked besides); the
-rest stays on the device. Both compute with the same weights, so outputs are those of whole weights.
+Attention and feed-forward of every block are what is sharded or visits (40 of 66 GB). The AdaLN projections (25) stay in host memory with
+every kind but `whole`, where the recipe makes tables of them. All compute with the same weights, so outputs are those of whole weights.
 """
 
 from collections.abc import Iterator
@@ -17,25 +17,29 @@ from torch.distributed.fsdp import fully_shard
 from videogen.errors import bad
 from videogen.parallel.comm import Peers
 
-KINDS = ("whole", "fsdp", "offload")
+KINDS, TEXTS = ("whole", "parked", "fsdp", "offload"), ("resident", "visiting")
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How components come to a device. `fsdp` needs the peers of a clip."""
+    """How components come to a device: the denoiser as `kind` says (`fsdp` needs the peers of a clip), the text encoder to stay or,
+    with `text` `visiting`, once for every prompt that is not kept."""
 
     kind: str = "whole"
     peers: Peers | None = None
+    text: str = "resident"
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise bad("--weights", self.kind, f"one of {', '.join(KINDS)}", "change --weights")
+        if self.text not in TEXTS:
+            raise bad("--text-encoder", self.text, f"one of {', '.join(TEXTS)}", "change --text-encoder")
         if self.kind == "fsdp" and (self.peers is None or self.peers.count < 2):
             raise bad("--weights", "fsdp", "several ranks of one clip", "add --ulysses, or use --weights offload")
 
     def is_hosted(self, name: str) -> bool:
         """Whether a component must be loaded into host memory first."""
-        return self.kind != "whole" and name.startswith("transformer")
+        return (self.kind != "whole" and name.startswith("transformer")) or (self.text == "visiting" and name == "text_encoder")
 
     def is_elsewhere(self, name: str) -> bool:
         """Whether only the first rank of a clip needs a component."""
@@ -45,11 +49,15 @@ class Placement:
         """The component on its device, or as far as it belongs there."""
         if not self.is_hosted(name):
             return module.to(device)
-        if self.kind == "fsdp":
+        if name == "text_encoder":
+            park(module, device)
+        elif self.kind == "fsdp":
             assert self.peers is not None
             shard(module, self.peers, device)
-        else:
+        elif self.kind == "offload":
             stream(module, device)
+        else:
+            _move_rest(module, device, is_large_moved=True)
         return module
 
 
@@ -61,12 +69,23 @@ def _parts(block: Any) -> tuple[nn.Module, nn.Module]:
     return block.attn, block.ff
 
 
-def _move_rest(transformer: Any, device: torch.device) -> None:
-    """Everything outside the blocks' large parts to the device."""
-    large = {id(tensor) for block in transformer.transformer_blocks for part in _parts(block) for tensor in part.parameters()}
+def _move_rest(transformer: Any, device: torch.device, *, is_large_moved: bool = False) -> None:
+    """Everything to the device but the AdaLN projections and, unless they move too, the blocks' large parts."""
+    staying = [block.adaln_proj for block in transformer.transformer_blocks]
+    staying += [] if is_large_moved else [part for block in transformer.transformer_blocks for part in _parts(block)]
+    large = {id(tensor) for part in staying for tensor in part.parameters()}
     for tensor in (*transformer.parameters(), *transformer.buffers()):
         if id(tensor) not in large:
             tensor.data = tensor.data.to(device)
+
+
+def park(module: nn.Module, device: torch.device) -> None:
+    """Parameters stay in host memory, pinned where the device is CUDA; buffers, which do not visit, go to the device."""
+    for buffer in module.buffers():
+        buffer.data = buffer.data.to(device)
+    if device.type == "cuda":
+        for parameter in module.parameters():
+            parameter.data = parameter.data.pin_memory()
 
 
 def shard(transformer: Any, peers: Peers, device: torch.device) -> None:

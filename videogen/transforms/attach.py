@@ -12,7 +12,7 @@ from videogen.errors import bad
 from videogen.families.base import Resolved
 from videogen.kernels.ops import FUSED
 from videogen.text.identity import Watch
-from videogen.transforms.adaln import TableShelf, adaln_tables, place_projections
+from videogen.transforms.adaln import TableShelf, adaln_tables, place_projections, visiting
 from videogen.transforms.cpu_bfloat16 import bfloat16_products, refusal
 from videogen.transforms.decode import Spread, alone, is_on_ladder, stream_video
 from videogen.transforms.encodings import Encodings, First, Values, here, on_device, picture_key, text_key
@@ -86,12 +86,15 @@ class Transforms:
         return values
 
     def _compute(self, name: str, block: Any, pipe: Any, state: PipelineState) -> None:
-        if name == "text_encoder" and self.savings.text_cut:
-            with text_cut(pipe.text_encoder, pipe.text_encoder_layer) as idle:
-                self.told["text_cut"] = f"{idle} layers not run"
-                block(pipe, state)
+        if name != "text_encoder":
+            block(pipe, state)
             return
-        block(pipe, state)
+        with ExitStack() as stack:
+            stack.enter_context(visiting(pipe.text_encoder, pipe._execution_device))  # where it lives in host memory
+            if self.savings.text_cut:
+                idle = stack.enter_context(text_cut(pipe.text_encoder, pipe.text_encoder_layer))
+                self.told["text_cut"] = f"{idle} layers not run"
+            block(pipe, state)
 
     @contextmanager
     def around_loop(self, pipe: Any, loop: Any, transformer: Any, state: PipelineState) -> Iterator[None]:

@@ -24,7 +24,7 @@ def large_parts(transformer: Any) -> list[list[nn.Parameter]]:
 
 
 def test_visiting_blocks_make_the_same_clip_two_at_a_time(four_heads: Pipeline, recipes: dict[str, Recipe]) -> None:
-    visiting = open_pipeline(four_heads.source, Recipe(), device="cpu", placement=Placement("offload"))
+    visiting = open_pipeline(four_heads.source, Recipe(), device="cpu", placement=Placement("offload", text="visiting"))
     transformer = transformer_of(visiting.load("t2va"))
     parts = large_parts(transformer)
     homes, most = [[p.data_ptr() for p in part] for part in parts], []
@@ -58,6 +58,6 @@ def test_weights_sharded_over_ranks_make_the_same_clip(four_heads: Pipeline, rec
 def test_what_cannot_be_placed_is_refused_before_anything_loads() -> None:
     with pytest.raises(RequestError, match="several ranks"):
         Placement("fsdp")
-    with pytest.raises(RequestError, match="whole, fsdp, offload"):
+    with pytest.raises(RequestError, match="whole, parked, fsdp, offload"):
         Placement("cloud")
     assert main(["render", "--prompt", "a", "--weights", "fsdp"]) == 2
