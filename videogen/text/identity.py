@@ -4,12 +4,15 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import torch
 
 from videogen.text.model import TextModel
 
+_VERSION, _PLACE = attrgetter("_version"), methodcaller("data_ptr")
 _ADAPTERS = "_videogen_adapters"  # where lora.apply leaves its attachment
 
 
@@ -94,6 +97,8 @@ class Watch:
 
     def _list(self) -> None:
         self._modules = [*self.model.modules()]
+        self._children = [module._modules for module in self._modules]
+        self._parameters = [module._parameters for module in self._modules]
         self._counts_writes = not any(p.is_inference() for p in self.model.parameters())
         self._known = self._look()[0]
 
@@ -106,17 +111,11 @@ class Watch:
         return now
 
     def _look(self) -> tuple[Any, ...]:
-        children = versions = places = 0
-        adapters: list[Any] = []
-        for module in self._modules:
-            children += sum(map(id, module._modules.values()))
-            for parameter in module._parameters.values():
-                if parameter is not None:
-                    versions += parameter._version if self._counts_writes else 0
-                    places ^= parameter.data_ptr()
-            if _ADAPTERS in module.__dict__ or "lora_A" in module._modules:
-                adapters.append(_state(module))
-        return children, versions, places, *adapters
+        children = sum(map(id, chain.from_iterable(map(dict.values, self._children))))
+        tensors = [tensor for tensor in chain.from_iterable(map(dict.values, self._parameters)) if tensor is not None]
+        versions = sum(map(_VERSION, tensors)) if self._counts_writes else 0
+        adapted = [module for module in self._modules if _ADAPTERS in module.__dict__ or "lora_A" in module._modules]
+        return children, versions, sum(map(_PLACE, tensors)), *map(_state, adapted)
 
 
 def _state(module: Any) -> tuple[Any, ...]:
