@@ -17,7 +17,7 @@ from videogen.serve.html import CSS, HEAD
 from videogen.serve.library import Library
 from videogen.serve.reports import Reports
 
-QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "queue": False}  # Gradio's queue looks 20 times a second
 MAX_UPLOAD = "64mb"
 
 
@@ -69,7 +69,7 @@ def build(handlers: Handlers, library: Library) -> gr.Blocks:
             with gr.Tab("System", elem_id="vg-tab-system"):
                 _system_tab(library, page)
         polled = [header, status, player, cards, chosen, shown, seen]
-        gr.Timer(1.0).tick(handlers.tick, [shown, seen], polled, concurrency_limit=None, **QUIET)
+        gr.Timer(1.0).tick(handlers.tick, [shown, seen], polled, **QUIET)
         page.load(handlers.load, None, polled, **QUIET)
         page.load(handlers.recipes_again, form.recipe, [form.recipe, form.told], **QUIET)
     page.queue(default_concurrency_limit=20, max_size=500)
@@ -153,7 +153,8 @@ def _render_tab(handlers: Handlers, shown: Any) -> tuple[Form, Any, Any]:
                 use = gr.Button("Use its settings", elem_id="vg-use")
                 vary = gr.Button("Four more seeds", elem_id="vg-vary")
     handlers.names = form.names
-    submit.click(handlers.submit, form.values, [message, shown], api_name="submit", api_visibility="undocumented", show_progress="hidden")
+    known: dict[str, Any] = QUIET | {"api_name": "submit", "api_visibility": "undocumented"}
+    submit.click(handlers.submit, form.values, [message, shown], **known)
     both.click(handlers.submit_pair, form.values, [message, shown], **QUIET)
     cancel.click(handlers.cancel, shown, message, **QUIET)
     use.click(handlers.settings_of(form.names), shown, form.settable, **QUIET)

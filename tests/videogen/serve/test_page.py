@@ -163,11 +163,10 @@ def submitted(url: str, config: Any, file: Any) -> tuple[int, str]:
     (inputs,) = (each["inputs"] for each in config["dependencies"] if each["api_name"] == "submit")
     special = {"vg-prompt": "from outside", "vg-image": file}
     data = [special.get(known[i].get("elem_id"), known[i].get("value")) for i in inputs]
-    answer = httpx.post(f"{url}/gradio_api/call/submit", json={"data": data})
-    if answer.status_code != 200:
-        return answer.status_code, answer.text
-    with httpx.stream("GET", f"{url}/gradio_api/call/submit/{answer.json()['event_id']}") as events:
-        return 200, "".join(events.iter_text())
+    answer = httpx.post(f"{url}/gradio_api/run/submit", json={"data": data})
+    if answer.status_code == 403:  # the ways through Gradio's queue lead past the same wall
+        assert httpx.post(f"{url}/gradio_api/call/submit", json={"data": data}).status_code == 403
+    return answer.status_code, answer.text
 
 
 def test_a_form_takes_uploaded_files_and_nothing_a_client_names(tmp_path: Path) -> None:

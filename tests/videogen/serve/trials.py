@@ -1,4 +1,4 @@
-"""The long trials, over a stand-in of milliseconds: `python -m tests.videogen.serve.trials clients|kills|latency`; not part of CI.
+"""The long trials, over a stand-in of milliseconds: `python -m tests.videogen.serve.trials clients|kills|latency|form`; not part of CI.
 
 `clients`: 50 clients, 200 jobs, two states a second watched. `kills`: the server, sometimes its worker too, killed with -9 at 20 random
 moments; then every accepted job must have ended exactly once. `latency`: form to queued, and status at 1,000 stored jobs, as figures.
@@ -7,6 +7,7 @@ moments; then every accepted job must have ended exactly once. `latency`: form t
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -162,9 +163,53 @@ def latency(stored: int = 1000) -> dict[str, Any]:
     return {"stored": stored, "submit_ms_median": _ms(submit_s), "status_ms_median": _ms(status_s), "n": 50} | worst
 
 
+def form(times: int = 20) -> dict[str, Any]:
+    """From the click on Add to queue until the page says it is in the queue, in Chromium; between two of them a refused form."""
+    from playwright.sync_api import sync_playwright
+
+    root, port, spent = Path(tempfile.mkdtemp()), free_port(), []
+    command = [sys.executable, "-m", "videogen", "serve", "--no-workers", "--port", str(port), "--root", str(root)]
+    process = subprocess.Popen(command)
+    while not _answers(f"http://127.0.0.1:{port}/config"):
+        time.sleep(0.1)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page()
+        page.goto(f"http://127.0.0.1:{port}/")
+        for index in range(times + 2):
+            page.fill("#vg-prompt textarea", "")
+            page.click("#vg-submit")
+            page.wait_for_selector("#vg-message [role=alert]", timeout=60_000)
+            page.fill("#vg-prompt textarea", f"clip {index}")
+            page.keyboard.press("Tab")
+            page.wait_for_timeout(600)
+            spent.append(page.evaluate(_CLICK))
+        browser.close()
+    process.terminate()
+    process.wait()
+    spent = sorted(spent[2:])  # the first two warm up
+    assert Store(root).counts()["queued"] == times + 2
+    return {"form_ms_median": round(median(spent), 1), "form_ms_worst": round(spent[-1], 1), "n": times}
+
+
+_CLICK = """() => new Promise(done => {
+  const box = document.querySelector('#vg-message'), began = performance.now();
+  const seen = new MutationObserver(() => {
+    if (box.innerText.includes('1 in the queue')) { seen.disconnect(); done(performance.now() - began); } });
+  seen.observe(box, {childList: true, subtree: true, characterData: true});
+  document.querySelector('#vg-submit').click(); })"""
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
 def _ms(values: list[float]) -> float:
     return round(median(values) * 1e3, 1)
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps({"clients": clients, "kills": kills, "latency": latency}[sys.argv[1]]()) + "\n")
+    sys.stdout.write(json.dumps({"clients": clients, "kills": kills, "latency": latency, "form": form}[sys.argv[1]]()) + "\n")
