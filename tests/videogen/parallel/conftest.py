@@ -15,7 +15,7 @@ from videogen.pipeline import Pipeline, open_pipeline
 from videogen.pocket import sizes
 from videogen.recipes import EXACT
 
-SMALL = {"num_layers": 3, "hidden_size": 64, "ffn_dim": 96, "num_attention_heads": 4, "attention_head_dim": 32, "rope_freq_dim": 4}
+SMALL = {"num_layers": 2, "hidden_size": 64, "ffn_dim": 96, "num_attention_heads": 4, "attention_head_dim": 32, "rope_freq_dim": 4}
 SPARSE = SparseAttention(budget=0.3, min_rows=0, tile=(2, 2, 2), block=(8, 4), dense_first=0, guard=None)
 
 
@@ -34,7 +34,7 @@ def four_heads(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
 @pytest.fixture(scope="package")
 def recipes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recipe]:
     rng, path = torch.Generator().manual_seed(1), tmp_path_factory.mktemp("lora") / "a.safetensors"
-    module, down, up = "transformer_blocks.2.ff.net.2", torch.randn(4, 96, generator=rng), torch.randn(64, 4, generator=rng)
+    module, down, up = "transformer_blocks.1.ff.net.2", torch.randn(4, 96, generator=rng), torch.randn(64, 4, generator=rng)
     save_file({f"{module}.lora_A.weight": down, f"{module}.lora_B.weight": up}, path, {"alpha": "4"})
     adapters = Adapters((AdapterUse(str(path), 0.5),))
     everything = Recipe("all", steps=8, savings=replace(EXACT, decode_batch=0), cache=StepCache(lam=0.3), sparse=SPARSE, adapters=adapters)
