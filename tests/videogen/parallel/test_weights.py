@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from tests.videogen.parallel.test_sequence import distance, rendered, reuses
@@ -15,7 +16,7 @@ from videogen.families.h3_pipeline import transformer_of
 from videogen.parallel.comm import Peers
 from videogen.parallel.sequence import Ulysses
 from videogen.parallel.sharding import ALONE
-from videogen.parallel.weights import Placement, shard
+from videogen.parallel.weights import Placement, shard, stream
 from videogen.pipeline import Pipeline, open_pipeline
 
 
@@ -36,6 +37,38 @@ def test_visiting_blocks_make_the_same_clip_two_at_a_time(four_heads: Pipeline, 
     for handle in handles:
         handle.remove()
     assert [[p.data_ptr() for p in part] for part in parts] == homes
+
+
+class Stack(nn.Module):
+    """Four blocks in the shape that `stream` knows; one may fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        parts = ("attn", "ff", "adaln_proj")
+        self.transformer_blocks = nn.ModuleList(nn.ModuleDict({name: nn.Linear(3, 3) for name in parts}) for _ in range(4))
+        for block in self.transformer_blocks:
+            block.attn, block.ff, block.adaln_proj = (block[name] for name in parts)
+
+    def forward(self, rows: torch.Tensor, fails: int = -1) -> torch.Tensor:
+        for number, block in enumerate(self.transformer_blocks):
+            rows = block.attn(rows)
+            if number == fails:
+                raise MemoryError("no luck")
+            rows = block.ff(rows)
+        return rows
+
+
+def test_a_forward_that_fails_leaves_no_block_behind() -> None:
+    stack, rows = Stack(), torch.randn(2, 3)
+    wanted, homes = stack(rows), [block.attn.weight.data_ptr() for block in stack.transformer_blocks]
+    stream(stack, CPU)
+    here = lambda: [b.attn.weight.data_ptr() != home for b, home in zip(stack.transformer_blocks, homes)]  # noqa: E731
+    with pytest.raises(MemoryError):
+        stack(rows, fails=2)
+    assert here() == [False, False, True, True]
+    stack.transformer_blocks[0].attn.register_forward_hook(lambda *_: seen.append(here()))
+    seen: list[list[bool]] = []
+    assert torch.equal(stack(rows), wanted) and seen == [[True, True, False, False]] and not any(here())
 
 
 def test_weights_sharded_over_ranks_make_the_same_clip(four_heads: Pipeline, recipes: dict[str, Recipe], tmp_path: Path) -> None:
