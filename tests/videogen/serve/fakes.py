@@ -118,6 +118,17 @@ def _serve(root: Path, port: int) -> None:
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", ws="none")
 
 
+def serve_alone(root: Path, port: int) -> None:
+    """A server without workers, for a process of its own."""
+    options = ServeOptions(root=root, port=port, max_submits_per_minute=10**6, max_requests_per_minute=10**7)
+    uvicorn.run(make_app(make_services(options, make_desk(options))), host="127.0.0.1", port=port, log_level="error", ws="none")
+
+
+def work_alone(root: Path) -> None:
+    """A worker that only a kill ends, for a process of its own."""
+    run_worker(root, "0", StandIn(0.01), retention_s=10_000.0, stop=StopFlag(), wait_s=60)
+
+
 def _work(root: Path, group: str) -> None:
     stop = StopFlag()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

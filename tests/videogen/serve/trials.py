@@ -4,6 +4,7 @@
 moments; then every accepted job must have ended exactly once. `latency`: form to queued, and status at 1,000 stored jobs, as figures.
 """
 
+import itertools
 import json
 import os
 import random
@@ -98,43 +99,49 @@ def clients(number: int = 50, jobs: int = 200) -> dict[str, Any]:
 
 
 def kills(trials: int = 20) -> dict[str, Any]:
+    """The server killed at random moments while three clients submit, its worker too every other time; then all must have ended once."""
     root, port, rng = Path(tempfile.mkdtemp()), free_port(), random.Random(time.time_ns())
     accepted: list[str] = []
     killed_workers = 0
     for trial in range(trials):
-        process = start(root, port)
-        over = threading.Event()
-
-        def flood(trial: int = trial, over: threading.Event = over) -> None:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=5) as visitor:
-                while not over.is_set():
-                    try:
-                        answer = visitor.post("/v1/videos", json={"prompt": f"{trial} {time.time_ns()}"})
-                        accepted.extend([answer.json()["id"]] if answer.status_code == 200 else [])
-                    except httpx.HTTPError:
-                        return
-                    time.sleep(rng.random() * 0.05)
-
-        threads = [threading.Thread(target=flood) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        time.sleep(0.1 + rng.random() * 4)
-        if trial % 2:
-            killed_workers += 1
-            os.killpg(process.pid, signal.SIGKILL)  # server and worker, which share its session
-        else:
-            process.kill()
-        process.wait()
-        over.set()
-        for thread in threads:
-            thread.join()
+        killed_workers += trial % 2
+        _flood_and_kill(root, port, rng, accepted, 0.1 + rng.random() * 4, is_worker_too=bool(trial % 2))
     process = start(root, port)
     store, deadline = Store(root), time.monotonic() + 240
     while store.waiting() and time.monotonic() < deadline:
-        time.sleep(0.2)
+        time.sleep(0.05)
     process.terminate()
     process.wait()
     return {"trials": trials, "workers_killed_too": killed_workers} | check(root, accepted)
+
+
+def _flood_and_kill(root: Path, port: int, rng: random.Random, accepted: list[str], after_s: float, *, is_worker_too: bool) -> None:
+    process, over, pauses = start(root, port), threading.Event(), [rng.random() * 0.05 for _ in range(100)]
+
+    def flood() -> None:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=5) as visitor:
+            for pause in itertools.cycle(pauses):
+                if over.is_set():
+                    return
+                try:
+                    answer = visitor.post("/v1/videos", json={"prompt": f"{time.time_ns()}"})
+                    accepted.extend([answer.json()["id"]] if answer.status_code == 200 else [])
+                except httpx.HTTPError:
+                    return
+                time.sleep(pause)
+
+    threads = [threading.Thread(target=flood) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(after_s)
+    if is_worker_too:
+        os.killpg(process.pid, signal.SIGKILL)  # server and worker, which share its session
+    else:
+        process.kill()
+    process.wait()
+    over.set()
+    for thread in threads:
+        thread.join()
 
 
 def latency(stored: int = 1000) -> dict[str, Any]:
