@@ -11,6 +11,7 @@ from tests.videogen.parallel.test_sequence import distance, rendered, reuses
 from tests.videogen.parallel.worlds import CPU, forked, in_world
 from videogen import Recipe
 from videogen.cli.main import main
+from videogen.config import Adapters, AdapterUse
 from videogen.errors import RequestError
 from videogen.families.h3_pipeline import transformer_of
 from videogen.parallel.comm import Peers
@@ -86,9 +87,15 @@ def test_weights_sharded_over_ranks_make_the_same_clip(four_heads: Pipeline, rec
         assert error < 1e-5 and is_same and share == pytest.approx(0.5, abs=0.01)
 
 
-def test_what_cannot_be_placed_is_refused_before_anything_loads() -> None:
+def test_what_cannot_be_placed_is_refused_before_anything_loads(four_heads: Pipeline) -> None:
     with pytest.raises(RequestError, match="several ranks"):
         Placement("fsdp")
     with pytest.raises(RequestError, match="whole, parked, fsdp, offload"):
         Placement("cloud")
     assert main(["render", "--prompt", "a", "--weights", "fsdp"]) == 2
+    fused, sharded = (
+        Recipe(adapters=Adapters((AdapterUse("a.safetensors"),), fuse=True, identity="x")),
+        Placement("fsdp", Peers(0, 2, None, None)),
+    )
+    with pytest.raises(RequestError, match="drop --lora-fuse"):
+        Pipeline(four_heads.source, four_heads.family, fused, CPU, placement=sharded)
