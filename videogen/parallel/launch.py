@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.commands.launch import launch_command_parser
 from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
 from videogen.config import child_environment
@@ -66,7 +66,8 @@ def _command(launch: Launch, number: int, words: Sequence[str], threads: str, to
     where = ("--gpu_ids", launch.of_replica(number)) if launch.devices else ("--cpu",)
     options = ("--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", *where)
     given = ("--num_cpu_threads_per_process", child_environment().get("OMP_NUM_THREADS", threads))
-    args, _, _ = _validate_launch_command(launch_command_parser().parse_args([*options, *given, "-m", "videogen", *words]))
+    args = launch_command_parser().parse_args([*options, *given, "-m", "videogen", *words])
+    args.use_cpu = args.cpu  # the one value that accelerate's own command fills in, all others being given
     started_words, environment = prepare_simple_launcher_cmd_env(args)
     environment.pop("VIDEOGEN_API_KEY", None)
     return Command(tuple(started_words), environment | told, stdin)
