@@ -162,7 +162,6 @@ class SnapshotEngine:
     def _forget(self, reason: str) -> None:
         """Nothing cached so far is of the model as it is now."""
         self._seen = self._watch.look()
-        self._recent.clear()
         if self.chunks is not None:
             self.chunks.clear()
         self.prefixes.change(identify(self.text, self.weights).digest, reason)

@@ -37,6 +37,10 @@ def test_what_is_computed_again_is_exact_and_the_rest_within_its_drift(family: s
         errors.append(told["error"])
         drifts.append(told["drift"])
     assert errors[0] > errors[1] > errors[2] and errors[2] < 1e-5 and drifts[0] > drifts[1] > drifts[2]
+    with torch.no_grad():
+        _, cache = Forward(model, 512).prefill(PROMPT, None)
+    known, is_reused = reuse._known(PROMPT, PARTS)  # keys of the first layer know their place and nothing else
+    assert int(is_reused.sum()) == 101 and torch.allclose(known[0][0][:, :, :101], cache.layers[0].keys[:, :, :101], atol=1e-5)
     everything = ChunkReuse(model, WIDE, share=1.0)
     everything.learn(B)
     assert torch.equal(everything.prefill(PROMPT, PARTS).logits, ChunkReuse(model, WIDE).prefill(PROMPT, PARTS).logits)

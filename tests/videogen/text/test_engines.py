@@ -190,7 +190,7 @@ def test_a_hundred_at_once_are_all_answered(open_engine: Open) -> None:
         assert all(tickets[index].tokens == answer(text.model, asked[index][:50], 2) for index in (0, 99))
 
 
-def test_a_dead_batching_loop_is_replaced_and_its_requests_sent_again() -> None:
+def test_a_dead_batching_loop_is_replaced_and_its_requests_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     text = text_model()
     asked = prompts(3, shared=64)
     with batching(text) as engine:
@@ -199,6 +199,17 @@ def test_a_dead_batching_loop_is_replaced_and_its_requests_sent_again() -> None:
         tickets = [engine.submit(Ask(tokens, LIMIT)) for tokens in asked]
         assert [ticket.result(30).tokens for ticket in tickets] == [answer(text.model, tokens, LIMIT) for tokens in asked]
         assert engine.record()["requests"]["restarts"] == 1
+        start = engine._start
+
+        def start_broken() -> Any:
+            manager = start()
+            manager.batch_processor.prepare_next_batch = lambda: 1 / 0
+            return manager
+
+        monkeypatch.setattr(engine, "_start", start_broken)
+        engine._manager.batch_processor.prepare_next_batch = lambda: 1 / 0
+        with pytest.raises(AnswerFault, match="loop died"):  # sent twice, not for ever
+            engine.submit(Ask(asked[0], LIMIT)).result(30)
 
 
 def test_a_dead_thread_is_replaced_and_a_failed_request_is_said_to_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,6 +243,7 @@ def test_draws_are_the_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     with snapshots(text) as engine:
         answers = [engine.submit(Ask(tokens, **drawn, seed=seed)).result(30).tokens for seed in (1, 1, 2)]  # type: ignore[arg-type]
         assert answers[0] == answers[1] != answers[2]
+        assert engine.submit(Ask(tokens, 8, temperature=2.0, top_p=1e-6)).result(30).tokens == answer(text.model, tokens, 8)
     with batching(text, sampling=True) as paged:
         assert paged.submit(Ask(tokens, 8)).result(30).tokens == answer(text.model, tokens, 8)
         assert len({tuple(paged.submit(Ask(tokens, **drawn)).result(30).tokens) for _ in range(3)}) > 1  # type: ignore[arg-type]

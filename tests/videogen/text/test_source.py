@@ -35,6 +35,7 @@ def write_model(folder: Path, **config: Any) -> Path:
         ("missing.gguf", "that exists"),
         ("plain.gguf", "a GGUF file"),
         ("t5", "a decoder with a language head"),
+        ("bart", "a decoder with a language head"),
         ("bare", "a tokenizer"),
         ("hollow", "weights"),
         ("broken", "valid JSON"),
@@ -43,6 +44,7 @@ def write_model(folder: Path, **config: Any) -> Path:
 def test_what_cannot_write_is_refused(name: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "plain.gguf").write_bytes(b"no")
     write_model(tmp_path / "t5", architectures=["UMT5EncoderModel"])
+    write_model(tmp_path / "bart", architectures=["BartForConditionalGeneration"], is_encoder_decoder=True)
     (write_model(tmp_path / "bare") / "tokenizer.json").unlink()
     (write_model(tmp_path / "hollow") / "model.safetensors").unlink()
     (write_model(tmp_path / "broken") / "config.json").write_text("{")
