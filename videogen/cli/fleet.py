@@ -26,7 +26,7 @@ from videogen.progress import StopFlag
 
 logger = logging.getLogger(__name__)
 
-FINE = (0, 1, 130, 143)  # exit codes of a worker that lived to its end
+FINE = (0, 130, 143)  # exit codes of a worker that lived to its end
 WORKER_LOST = 5
 
 
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         with Claims(wanted.folder) as claims:
             clips = settled_once(wanted.folder, number, wanted.drafts, claims, lambda: settle(wanted, args, journal))
         todo = sum(not clip.is_done for clip in clips)
-        screen = Machine(kind_of(args), todo)
+        screen = Machine(kind_of(args), todo, stop)
         try:
             with screen:
                 codes = watch(_commands(args, number, text), screen.line, screen.ended, stop) if todo else []
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
             plan_file(wanted.folder, number).unlink(missing_ok=True)
     _tidy(wanted.folder)
     summary = whole_summary(clips, journal, number, is_stopped=stop.wanted)
-    lost = sum(code not in FINE for code in codes)
+    lost = 0 if stop.wanted else sum(code not in FINE for code in codes)  # a launcher that is stopped ends in its own ways
     report(args, wanted, summary, lost=lost)
     if codes and set(codes) <= {2, 3}:  # they all said why
         return codes[0]
@@ -101,8 +101,8 @@ def _tidy(folder: Any) -> None:
 class Machine:
     """All workers on one screen, from the JSON lines they write: `rich`, `plain`, `jsonl` or `none`."""
 
-    def __init__(self, kind: str, todo: int) -> None:
-        self.kind, self.todo, self.over = kind, todo, 0
+    def __init__(self, kind: str, todo: int, stop: StopFlag) -> None:
+        self.kind, self.todo, self.over, self.stop = kind, todo, 0, stop
         self._said: set[str] = set()
         self._running: dict[int, str] = {}
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
@@ -168,7 +168,7 @@ class Machine:
 
     def ended(self, worker: int, code: int) -> None:
         """A worker is gone."""
-        if code not in FINE and self.kind != "none":
+        if code not in FINE and self.kind != "none" and not self.stop.wanted:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             name = self._running.get(worker)
             again = f"; {name} goes back to the others" if name else ""

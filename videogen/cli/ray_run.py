@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         clips = settle(wanted, args, journal)
         how = argparse.Namespace(device=args.device, weights=args.weights, text_encoder=args.text_encoder)
         crew = RayCrew(partial(opener, wanted, how), folder, wanted.encoding, gpus)
-        with Machine(kind_of(args), sum(not clip.is_done for clip in clips)) as screen:
+        with Machine(kind_of(args), sum(not clip.is_done for clip in clips), stop) as screen:
             driver = Driver(crew, size, journal, lambda worker, event: screen.line(worker, json.dumps(event)))
             summary = driver.run(clips, stop)
     report(args, wanted, summary, lost=driver.lost)

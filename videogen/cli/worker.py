@@ -60,8 +60,8 @@ def run(args: argparse.Namespace, told: Environment) -> int:
             summary = _render(worker, wanted, args, clips, queue, stop)
         else:
             summary = _render_together(worker, wanted, args, clips, queue, stop)
-    if not worker.is_reporter:
-        return exit_code(summary, came) if summary.is_stopped or worker.is_supervised else 0
+    if not worker.is_reporter:  # who supervises or reports reads failed clips in the journal; another code means a death
+        return exit_code(summary, came) if summary.is_stopped else 0
     whole = whole_summary(clips, journal, worker.run, is_stopped=summary.is_stopped)
     report(args, wanted, whole, lost=0)
     return exit_code(whole, came)

@@ -77,6 +77,30 @@ def test_the_command_starts_workers_and_says_that_one_died(
     assert {row["state"] for row in json.loads(capfd.readouterr().out)["clips"]} == {"skipped"}
 
 
+@pytest.mark.parametrize(
+    ("codes", "state", "wanted"),
+    [([1, 0], "done", 5), ([0, 0], "failed", 1), ([0, 1], "failed", 1), ([3, 3], "start", 3), ([-9, -9], "start", 5), ([0, 0], "done", 0)],
+)
+def test_the_exit_code_tells_deaths_from_failures(
+    codes: list[int], state: str, wanted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs: list[str] = []
+
+    def watch(commands: list[Command], on_line: Any, on_exit: Any, stop: StopFlag) -> list[int]:
+        journal = read_journal(tmp_path)
+        journal.stamp = {"run": runs[0]}
+        job_id = json.loads(next(tmp_path.glob(".plan-*")).read_text())["clips"][0][2]
+        journal.append(state, job=job_id, name="a")
+        for worker, code in enumerate(codes):
+            on_exit(worker, code)
+        return codes
+
+    monkeypatch.setattr(fleet, "_commands", lambda args, run, text: runs.append(run))
+    monkeypatch.setattr(fleet, "watch", watch)
+    assert main(["render", "--prompt", "a", "--seed", "1", "--gpus", "2", "-o", str(tmp_path)]) == wanted
+    assert capsys.readouterr().err.count("died (") == sum(code != 0 for code in codes)
+
+
 def test_a_folder_is_shared_by_workers_and_by_nobody_else(tmp_path: Path) -> None:
     shared, refused = (locked(tmp_path, is_shared=True) for _ in "ab"), pytest.raises(EnvironmentFault, match="no other run")
     with next(shared), next(shared), refused, locked(tmp_path):
