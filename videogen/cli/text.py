@@ -157,8 +157,8 @@ def run_serve(args: argparse.Namespace) -> int:
 
 
 def _transformers_server(args: argparse.Namespace) -> int:
-    """Run transformers' own server on the same model: more endpoints, no policy, no admission."""
-    import subprocess
+    """Become transformers' own server on the same model: more endpoints, no policy, no admission."""
+    import os
     from importlib.util import find_spec
 
     from videogen.serve.options import LOOPBACK_NAMES
@@ -174,7 +174,7 @@ def _transformers_server(args: argparse.Namespace) -> int:
     command = [sys.executable, "-m", "transformers.cli.transformers", "serve", source.place, "--host", args.host, "--port", str(args.port)]
     environment = child_environment(HF_HUB_OFFLINE="1")
     print(f"videogen: transformers serve, http://{args.host}:{args.port}/v1 (Ctrl-C stops)", flush=True)
-    return subprocess.run([*command, "--continuous-batching"], env=environment, check=False).returncode
+    os.execve(sys.executable, [*command, "--continuous-batching"], environment)
 
 
 def run_bench(args: argparse.Namespace) -> int:
