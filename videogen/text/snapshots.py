@@ -133,7 +133,7 @@ class SnapshotEngine:
         tokens, begin = ticket.ask.tokens, look.cached
         cache = duplicate(look.entry.payload) if begin and look.entry is not None else None
         known = look.entry.length if look.entry is not None else 0
-        stop = max(ticket.ask.shared, self._common(tokens))
+        stop = max(ticket.ask.shared, self._common(tokens)) if self.prefixes.budget.lam else 0
         self._recent.append(tokens)
 
         def goes_on() -> bool:
@@ -143,7 +143,8 @@ class SnapshotEngine:
             logits, cache = self.forward.prefill(tokens[begin:stop], cache, goes_on)
             if logits is None:
                 return None, cache
-            self.prefixes.keep(tokens[:stop], copied := duplicate(cache), cache_bytes(copied))
+            if (size := cache_bytes(cache)) <= self.prefixes.max_bytes:  # else the copy alone may be more than there is
+                self.prefixes.keep(tokens[:stop], duplicate(cache), size)
             begin = stop
         return self.forward.prefill(tokens[begin:], cache, goes_on)
 

@@ -81,6 +81,14 @@ def test_paged_models_answer_as_generate_does_in_one_batch(family: str) -> None:
     assert text.model.config._attn_implementation == "sdpa"
 
 
+def test_without_reuse_nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("videogen.text.snapshots.duplicate", lambda cache: 1 / 0)
+    text, (tokens, _) = text_model(), prompts(2, shared=40)
+    for options in ({"budget": Budget()}, {"max_bytes": 100}):
+        with snapshots(text, **options) as engine:
+            assert [engine.submit(Ask(tokens, 1, shared=40)).result(30).cached for _ in range(2)] == [0, 0]
+
+
 def adapted() -> tuple[TextModel, Any]:
     """A model with two large adapters, off."""
     text = text_model()
