@@ -244,8 +244,8 @@ class Desk:
             for item in _texts(settings.get(name, [])):
                 (self.options.root / item).unlink(missing_ok=True)
 
-    def seconds_per_tflop(self, recipe: str = "") -> float | None:
-        """The median cost of the last finished jobs (of one recipe), or None before the first."""
+    def seconds_per_tflop(self) -> float | None:
+        """The median cost of the last finished jobs, or None before the first."""
         jobs = self.store.jobs(states=(COMPLETED,), limit=_RATES_FROM)
         spent = [(j.finished - j.started) / j.summary["tflop"] for j in jobs if j.finished and j.started and j.summary.get("tflop")]
         spent = sorted(spent)

@@ -22,7 +22,7 @@ from videogen.recipes import find_recipe
 from videogen.seeds import draw_seed
 from videogen.serve.examining import examine
 from videogen.serve.worker import ClipFailed, Made
-from videogen.source import find_model, open_family
+from videogen.source import find_model, open_h3_family
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class PipelineMaker:
         self, model: str, device: str, root: Path, *, offline: bool, around: Around = lambda pipeline, _job, _root: pipeline
     ) -> None:
         self.source, self.device, self.root, self.around = find_model(model, offline=offline), device, root, around
-        self.family = open_family(self.source)
+        self.family = open_h3_family(self.source, "videogen serve")
         self._opened: dict[str, Pipeline] = {}
 
     def _open(self, recipe: Recipe) -> Pipeline:

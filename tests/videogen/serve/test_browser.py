@@ -66,13 +66,14 @@ def page(context: Any, address: str) -> Any:
         except Exception:  # noqa: BLE001 - the server is still starting
             time.sleep(0.5)
     found.wait_for_selector("#vg-prompt textarea", timeout=LONG_MS)
-    found.locator("#vg-more button.label-wrap").click()
     return found
 
 
 def fill(page: Any, prompt: str, steps: int, frames: int = 22) -> None:
     page.get_by_role("tab", name="Render").click()
     page.fill("#vg-prompt textarea", prompt)
+    if not page.locator("#vg-steps input").is_visible():
+        page.locator("#vg-more button.label-wrap").click()
     page.fill("#vg-steps input", str(steps))
     page.fill("#vg-frames input", str(frames))
     page.keyboard.press("Tab")
@@ -143,7 +144,6 @@ def test_prompt_to_playing_clip_through_a_reload(page: Any) -> None:
 
 def test_a_reference_picture_and_its_settings_back(page: Any, tmp_path: Path) -> None:
     Image.new("RGB", (96, 96), (200, 30, 30)).save(tmp_path / "object.png")
-    page.locator("#vg-more button.label-wrap").click()
     page.locator("#vg-pictures button.label-wrap").click()
     page.set_input_files("#vg-references input[type=file]", str(tmp_path / "object.png"))
     page.wait_for_selector("#vg-references :text('object.png')", timeout=LONG_MS)
@@ -161,7 +161,6 @@ def test_a_reference_picture_and_its_settings_back(page: Any, tmp_path: Path) ->
 def test_cancel_stops_a_running_clip(page: Any) -> None:
     page.reload()
     page.wait_for_selector("#vg-status", timeout=LONG_MS)
-    page.locator("#vg-more button.label-wrap").click()
     fill(page, "a long one", 600)
     submit(page)
     page.wait_for_function("/step [1-9]/.test(document.querySelector('#vg-status').innerText)", timeout=LONG_MS)
@@ -209,7 +208,7 @@ def test_a_queue_goes_through_a_file(page: Any, tmp_path: Path) -> None:
     download.value.save_as(path)
     assert path.read_text().count('"saved and loaded"') == 1
     page.set_input_files("#vg-queue-file input[type=file]", str(path))
-    page.wait_for_selector("#vg-queue-file :text('queue.jsonl')", timeout=LONG_MS)
+    page.wait_for_selector("#vg-queue-file :text('⇣')", timeout=LONG_MS)  # the arrow of what was uploaded
     page.click("#vg-load-queue")
     page.wait_for_selector("#vg-queue-message :text('1 in the queue')")
     page.wait_for_function("document.querySelectorAll('#vg-queue .vg-card').length === 2")
