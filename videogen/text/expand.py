@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from PIL import Image
 
+from videogen.text.film import SEEN
 from videogen.text.model import TextModel, load_text
 from videogen.text.remote import RemoteModel
 from videogen.text.source import TextSource
@@ -47,7 +48,7 @@ class Form(Protocol):
         """The conversation that asks for an addition."""
         ...
 
-    def judge(self, prompt: str, written: str) -> tuple[str, str]:
+    def judge(self, prompt: str, written: str, *, has_seen: bool = False) -> tuple[str, str]:
         """(addition, reason against it)."""
         ...
 
@@ -135,10 +136,12 @@ class Expander:
     def _written(self, writer: Writer, prompt: str, seed: int, pictures: Sequence[Image.Image]) -> tuple[str, str]:
         """(addition, "") of the first answer that passes every guard, or ("", why the last one did not)."""
         messages, reason = self.form.messages(prompt), ""
+        if pictures and self.form.name == "film":
+            messages[0] = messages[0] | {"content": messages[0]["content"] + SEEN}
         for attempt in range(ATTEMPTS):
             answer = writer.write(messages, seed + attempt, limit=LIMITS[self.form.name], pictures=pictures)
-            addition, reason = self.form.judge(prompt, answer)
-            if not reason and self.form.name == "film":
+            addition, reason = self.form.judge(prompt, answer, has_seen=bool(pictures))
+            if not reason and self.form.name == "film" and not pictures:
                 reason = self._unrelated(writer, messages, addition)
             if not reason:
                 return addition, ""

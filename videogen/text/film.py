@@ -117,6 +117,7 @@ _SYSTEM = (
     "order, the camera, the light, the movement and the sound. Add no people, animals or objects, change nothing that was said, and do "
     "not repeat the sentence."
 )
+SEEN = " The pictures are what the clip refers to: describe in the first sentence what they show."
 _EXAMPLE = (
     "a small wooden boat on a calm lake",
     "The camera glides low over the water towards the bow. Soft morning light comes from the left and glints on the ripples. The boat "
@@ -139,13 +140,16 @@ class FilmForm:
         said = [("system", _SYSTEM), ("user", given), ("assistant", answer), ("user", prompt)]
         return [{"role": role, "content": text} for role, text in said]
 
-    def judge(self, prompt: str, written: str) -> tuple[str, str]:
-        """(addition, reason against it): the reason is empty for an addition that may stand."""
+    def judge(self, prompt: str, written: str, *, has_seen: bool = False) -> tuple[str, str]:
+        """(addition, reason against it): the reason is empty for an addition that may stand.
+
+        Who has seen pictures may name what no word of the prompt accounts for: sentences are then not held against its words.
+        """
         whole = tidy(written, prompt)
         against = malformed(whole) or repetitive(whole) or contradiction(prompt, whole, EXCLUSIVE)
         if against:
             return "", against
-        kept = [each for each in sentences(whole) if not drifted(prompt, each, KNOWN_WORDS)]
+        kept = [each for each in sentences(whole) if has_seen or not drifted(prompt, each, KNOWN_WORDS)]
         return " ".join(kept), "" if kept else drifted(prompt, whole, KNOWN_WORDS) or "drifts in every sentence"
 
     def template(self, prompt: str, rng: random.Random, addition: str = "") -> str:

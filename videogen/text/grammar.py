@@ -65,7 +65,7 @@ class GrammarForm:
         """The short prompt as the only message: the form that pocket's text model was trained on."""
         return [{"role": "user", "content": prompt}]
 
-    def judge(self, prompt: str, written: str) -> tuple[str, str]:
+    def judge(self, prompt: str, written: str, *, has_seen: bool = False) -> tuple[str, str]:
         """(the addition, reason against it): a completion that changes a stated attribute has drifted."""
         asked, got = stated(prompt), stated(written)
         for name, value in asked.items():

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from tests.conftest import TINY
 from videogen.cli.main import main
@@ -80,6 +81,23 @@ def test_a_second_answer_is_asked_for_with_another_seed() -> None:
     writer = Script("Nope.", GOOD)
     assert expander(FilmForm(), writer).expand(REMOTE, "a fox in the snow", 5, own=nobody).outcome == "written"
     assert writer.seeds == [5, 6]
+
+
+def test_who_sees_the_pictures_may_name_what_they_show() -> None:
+    class Sees(Script):
+        sees = True
+
+        def write(self, messages: Sequence[dict[str, Any]], seed: int, *, limit: int, pictures: Sequence[Any] = ()) -> str:
+            self.shown = (messages[0]["content"], list(pictures))
+            return super().write(messages, seed, limit=limit, pictures=pictures)
+
+    answer, prompt = "A grey ceramic elephant stands on a wooden table. The camera moves slowly.", "the figure turns around"
+    writer = Sees(answer, gain=-1.0)
+    picture = Image.new("RGB", (8, 8))
+    made = expander(FilmForm(), writer).expand(REMOTE, prompt, 5, own=nobody, pictures=[picture])
+    assert (made.outcome, made.pictures_seen) == ("written", 1) and "ceramic elephant" in made.text
+    assert writer.shown[1] == [picture] and "describe in the first sentence" in writer.shown[0]
+    assert "elephant" not in expander(FilmForm(), Script(answer)).expand(REMOTE, prompt, 5, own=nobody, pictures=[picture]).text
 
 
 def test_the_template_is_the_seeds_alone_and_leaves_out_what_is_said() -> None:
