@@ -1,7 +1,7 @@
 """One clip over 2, 3 and 4 gloo ranks is the clip of one process: with every lever, at lengths and head counts that do not divide."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,28 @@ from videogen.parallel.sharding import ALONE, Sharding
 from videogen.parallel.weights import Placement
 from videogen.pipeline import Pipeline, open_pipeline
 from videogen.progress import Event, PhaseClock, StopFlag, ignore
+from videogen.transforms.attach import Transforms
 
 REQUEST = Request("a red circle moves right", size=(96, 64), frames=22)
 
 
+class Undecoded(Transforms):
+    """Those of a pipeline, with the video's latents in place of its frames: decoding is the same on any rank, and takes longest."""
+
+    def call(self, name: str, block: Any, pipe: Any, state: Any) -> None:
+        if name == "decode.video":
+            state.set("videos", state.get("latents").numpy())
+        else:
+            super().call(name, block, pipe, state)
+
+
 def rendered(pipeline: Pipeline, recipe: Recipe, sharding: Sharding, prompt: str = REQUEST.prompt, seed: int = 3) -> RawClip:
-    """The clip before its frames are rounded to bytes."""
+    """The clip with latents as its frames."""
     opened = pipeline.sharing(recipe)
     resolved = opened.family.resolve(replace(REQUEST, prompt=prompt), opened.recipe)
     clock = PhaseClock(ignore, sharding.stop(StopFlag()))
-    recipe, transforms = opened.recipe, opened.transforms_for(resolved)
+    made = opened.transforms_for(resolved)
+    recipe, transforms = opened.recipe, Undecoded(**{field.name: getattr(made, field.name) for field in fields(made)})
     return run(opened.load("t2va"), resolved, seed, clock, recipe.cache, transforms, recipe.sparse, sharding)
 
 
