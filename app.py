@@ -234,8 +234,11 @@ def _system_tab(library: Library, page: gr.Blocks) -> None:
 
 def _bench_tab(library: Library) -> None:
     with gr.Row():
-        chosen = gr.Dropdown(library.reports.names(), label="Report", elem_id="vg-report", info="from the server's --reports folder")
+        names = library.reports.names()
+        value = names[0] if names else None
+        chosen = gr.Dropdown(names, value=value, label="Report", elem_id="vg-report", info="from the server's --reports folder")
         again = gr.Button("Look for reports", elem_id="vg-report-again")
-    text = gr.Markdown("No report chosen. `videogen bench` and `videogen eval` write them.", elem_id="vg-report-text")
+    none = "No report chosen. `videogen bench` and `videogen eval` write them."
+    text = gr.Markdown(library.report(value) if value else none, elem_id="vg-report-text")
     chosen.change(library.report, chosen, text, **QUIET)
     again.click(library.report_names, None, chosen, **QUIET)

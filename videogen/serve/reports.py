@@ -1,11 +1,13 @@
 """Report files of `videogen bench` and `eval`, and what they say of a recipe; invents nothing."""
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 _KINDS = ("eval", "bench")
+_FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/|`]+/)+")  # of the machine: a page is for others too
 _SHOWN_METRICS = ("psnr", "ssim", "vmaf")
 
 
@@ -27,9 +29,9 @@ class Reports:
         return list(self._found)
 
     def text(self, name: str) -> str:
-        """A report as Markdown; a name that is not listed gives none."""
+        """A report as Markdown, the folders of its files left out; a name that is not listed gives none."""
         path = self._found.get(name)
-        return path.read_text(encoding="utf-8") if path is not None else ""
+        return _FOLDERS.sub("", path.read_text(encoding="utf-8")) if path is not None else ""
 
     def measured(self, recipe: str) -> list[tuple[str, str]]:
         """A (name, line) per quality report whose new arm is this recipe."""
@@ -48,12 +50,11 @@ class Reports:
 def _line(report: dict[str, Any], recipe: str) -> str:
     if report["recipes"]["new"]["name"] != recipe:
         return ""
-    speed, clips = report["speed_up"]["value"], report["clips"]
-    told = [f"{speed:.2f} times as fast as {report['recipes']['reference']['name']}"]
+    told = [f"{report['speed_up']['value']:.2f} times as fast as {report['recipes']['reference']['name']}"] if report["speed_up"] else []
     for name in _SHOWN_METRICS:
         found = report["summary"].get(name, {}).get("new", {})
         if found.get("mean"):
             told.append(f"{name} {found['mean']['value']:.3g}")
         elif found.get("identical") and found["identical"] == found["clips"]:
             told.append(f"{name} identical")
-    return f"{', '.join(told)} (n={clips})"
+    return f"{', '.join(told)} (n={len(report['clips'])})"

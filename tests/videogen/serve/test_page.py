@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -197,3 +198,21 @@ def test_reports_are_read_by_listed_name_only(tmp_path: Path, name: str) -> None
     (tmp_path / "r" / "bench.md").write_text("# fast")
     reports = Reports(tmp_path / "r")
     assert reports.names() == ["r (bench)"] and reports.text("r (bench)") == "# fast" and reports.text(name) == ""
+
+
+def test_a_report_of_eval_says_its_figures_and_no_path(tmp_path: Path) -> None:
+    values = {"psnr": {"clips": 2, "identical": 0, "mean": {"value": 27.21}}, "ssim": {"clips": 2, "identical": 2, "mean": None}}
+    report: dict[str, Any] = {
+        "recipes": {"new": {"name": "turbo"}, "reference": {"name": "exact"}},
+        "speed_up": {"value": 6.52, "low": None, "high": None},
+        "clips": [{"files": {"new": "/home/me/a.mp4"}}] * 2,
+        "summary": {name: {"new": found} for name, found in values.items()},
+    }
+    for name, text in (("a", json.dumps(report)), ("b", json.dumps(report | {"speed_up": None})), ("c", "[]"), ("d", "{}")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "eval.md").write_text("# x\n| 3 s/clip | /home/me/a.mp4 against `/tmp/b.mp4` | https://a.example/x/y")
+        (tmp_path / name / "eval.json").write_text(text)
+    reports = Reports(tmp_path)
+    lines = [("a (eval)", "6.52 times as fast as exact, psnr 27.2, ssim identical (n=2)"), ("b (eval)", "psnr 27.2, ssim identical (n=2)")]
+    assert reports.measured("turbo") == lines and reports.measured("exact") == []
+    assert reports.text("a (eval)").endswith("| 3 s/clip | a.mp4 against `b.mp4` | https://a.example/x/y")
