@@ -59,8 +59,8 @@ def make_arm(pipeline: Pipeline, workload: Workload, folder: Path) -> Arm:
             info = write_result(path, result, Encoding(), "")
             path.unlink()
             stages = result.record["stages_s"] | {"encode": WallClock().now() - began}
-            broken = broken_because(result, frames=workload.frames, size=workload.size)
-            if not broken and info.audio_codec is None:
+            broken = broken_because(result, frames=workload.frames, size=workload.size, has_sound=workload.has_sound)
+            if not broken and workload.has_sound and info.audio_codec is None:
                 broken = "no audio stream"
             reused = int(result.record["cache"]["reused"])
             return Made(stages, int(result.record["forwards"]), reused, broken, peak_mb, energy_wh, CpuClock().now() - before_cpu_s)

@@ -28,10 +28,15 @@ class Workload:
     reference: tuple[int, int] | None = None
     needs_gpu: bool = False
     note: str = ""
+    guidance: tuple[float, float] | None = None
+    negative_prompt: str = ""
+    has_sound: bool = True
 
     @property
     def workflow(self) -> str:
         """The workflow of its requests."""
+        if self.guidance is not None:
+            return "t2v"
         return "t2va" if self.reference is None else "ref2va"
 
     def prompt(self, index: int) -> str:
@@ -89,4 +94,6 @@ def make_request(workload: Workload, pair: int, recipe: Recipe | None = None) ->
         frames=workload.frames,
         steps=None if recipe is not None and recipe.steps else workload.steps,
         seed=abs(pair),
+        negative_prompt=workload.negative_prompt,
+        guidance=workload.guidance,
     )

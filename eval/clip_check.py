@@ -18,8 +18,8 @@ def is_frozen(frames: npt.NDArray[np.uint8]) -> bool:
     return len(frames) > 1 and bool((frames[1:] == frames[:1]).all())
 
 
-def broken_because(result: Result, *, frames: int, size: tuple[int, int]) -> str:
-    """Why the clip does not count, or an empty string. `size` is (width, height)."""
+def broken_because(result: Result, *, frames: int, size: tuple[int, int], has_sound: bool = True) -> str:
+    """Why the clip does not count, or an empty string. `size` is (width, height); sound is demanded where there is to be any."""
     wanted = (frames, size[1], size[0], 3)
     if result.frames.shape != wanted:
         return f"shape {result.frames.shape} instead of {wanted}"
@@ -27,7 +27,9 @@ def broken_because(result: Result, *, frames: int, size: tuple[int, int]) -> str
         return "black"
     if is_frozen(result.frames):
         return "frozen"
-    if result.audio.ndim != 2 or result.audio.shape[1] == 0:
+    if not has_sound:
+        return "" if result.audio is None else "audio where there is to be none"
+    if result.audio is None or result.audio.ndim != 2 or result.audio.shape[1] == 0:
         return "no audio"
     if not np.isfinite(result.audio).all():
         return "audio not finite"

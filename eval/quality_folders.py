@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from eval.metrics.pair import Clip
 from eval.quality_cases import known_scene
 from eval.quality_trials import Shown, Stored, Trial
@@ -111,5 +113,5 @@ def _load(clip: Finished, name: str) -> Shown:
     if hash_bytes(frames.tobytes()) != output["frames_sha256"]:
         raise bad(f"clip {clip.lossless}", "other frames", "the frames its sidecar was written for", "render it again")
     rate = int(output["sampling_rate"])
-    audio = read_audio(clip.lossless, rate)
+    audio = read_audio(clip.lossless, rate) if rate else np.empty((0, 0), np.float32)
     return Shown(Clip(frames, audio, rate, float(clip.record["resolved"]["fps"]), name), Stored(clip.path, clip.record))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -75,7 +76,8 @@ def other_kernel(device: torch.device) -> tuple[str, SDPBackend]:
 
 def as_clip(result: Result, name: str) -> Clip:
     """A rendered clip for the metrics. Raises RequestError when it holds NaN."""
-    return Clip(result.frames, result.audio, result.sampling_rate, result.fps, name)
+    audio = np.empty((0, 0), np.float32) if result.audio is None else result.audio
+    return Clip(result.frames, audio, result.sampling_rate, result.fps, name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ Media = str | Path | Image.Image
 MAX_STEPS = 1000
 MAX_SEED = 2**63 - 1
 MAX_STRENGTH = 1000
+MAX_GUIDANCE = 100
 SHIPPED = "model:"  # begins the name of an adapter that the model itself ships
 NO_TERMS = Contract()
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -52,8 +53,8 @@ class Request:
 
     steps counts model evaluations (forwards); frames are snapped up to the model's ladder; size is (width, height) in
     pixels; image and last_image are the first and last frame; references are pictures the model should look at; expand is
-    the text model that completes the prompt (`videogen.text.source.find_text_source`); negative_prompt is for families that guide
-    with a second forward, and H3 is none.
+    the text model that completes the prompt (`videogen.text.source.find_text_source`); negative_prompt and guidance (one scale, or
+    one for each of two experts) are for families that guide with a second forward, and H3 is none.
     Raises RequestError on a value no model could take; what depends on the model is checked by its family.
     """
 
@@ -69,6 +70,7 @@ class Request:
     round_size: bool = False
     expand: TextSource | None = None
     negative_prompt: str = ""
+    guidance: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         _check_prompt(self.prompt)
@@ -86,6 +88,8 @@ class Request:
             _check_whole("height", self.size[1], 1, 16_384)
         if self.negative_prompt:
             _check_prompt(self.negative_prompt)
+        if self.guidance is not None and (len(self.guidance) not in (1, 2) or not all(0 <= g <= MAX_GUIDANCE for g in self.guidance)):
+            raise bad("guidance", self.guidance, f"one or two scales from 0 to {MAX_GUIDANCE}", "change guidance")
         if self.expand is not None and not isinstance(self.expand, TextSource):
             raise bad("expand", self.expand, "a TextSource", "pass find_text_source(name)")
         if self.references and (self.image is not None or self.last_image is not None):

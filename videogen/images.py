@@ -162,3 +162,8 @@ def _to_srgb(image: Image.Image, icc: bytes | None) -> Image.Image:
     except (OSError, ImageCms.PyCMSError):
         return image
     return image if converted is None else converted
+
+
+def picture_of(media: object) -> Image.Image:
+    """A picture given as a path or in memory, upright RGB."""
+    return to_rgb(media) if isinstance(media, Image.Image) else load_image(Path(str(media)))

@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from videogen.errors import EnvironmentFault, say
 from videogen.families.h3_pipeline import H3Pipeline
+from videogen.families.wan_parts import WanParts
 from videogen.parallel.weights import WHOLE, Placement
 from videogen.source import ModelSource
 
@@ -136,9 +137,14 @@ def _load_component(source: ModelSource, name: str, spec: Any, device: torch.dev
         raise _fault(f"model component {name}", f"{type(error).__name__}: {first}", "files that load") from error
 
 
+def _blueprint(source: ModelSource, workflow: str) -> Any:
+    """A pipeline of the model's family that has no components yet, with their specs."""
+    return WanParts(source.folder, workflow) if source.is_wan else H3Pipeline.from_pretrained(str(source.folder), workflow=workflow)
+
+
 def load_component(source: ModelSource, workflow: str, name: str, *, device: torch.device, dtype: torch.dtype) -> Any:
     """One component of a workflow alone, on the device: to time a part of a model that fits only in part."""
-    spec = H3Pipeline.from_pretrained(str(source.folder), workflow=workflow)._component_specs[name]
+    spec = _blueprint(source, workflow)._component_specs[name]
     with _quiet():
         component = _load_component(source, name, spec, device, dtype)
     return component.to(device) if isinstance(component, torch.nn.Module) else component
@@ -153,13 +159,14 @@ def load_pipeline(
     shared: dict[str, Any],
     placement: Placement = WHOLE,
 ) -> Any:
-    """A diffusers pipeline for one workflow (`t2va`, `fl2va`, `ref2va`) with every component loaded.
+    """A diffusers pipeline for one workflow (`t2va`, `fl2va`, `ref2va`; `t2v`, `i2v`) with every component loaded.
 
     `shared` holds components by subfolder, so that workflows and partitions stored once are in memory once; `placement` says
     where their weights live.
     Raises EnvironmentFault naming up to five keys when a component is missing, incomplete or broken.
     """
-    pipe = H3Pipeline.from_pretrained(str(source.folder), workflow=workflow)
+    pipe = _blueprint(source, workflow)
+    float32_parts = getattr(pipe, "float32_parts", ())
     loaded: dict[str, Any] = {}
     for name, spec in pipe._component_specs.items():
         if spec.default_creation_method != "from_pretrained" or placement.is_elsewhere(name):
@@ -169,7 +176,8 @@ def load_pipeline(
             logger.info("loading %s", name)
             is_hosted = placement.is_hosted(name)
             with _quiet():
-                component = _load_component(source, name, spec, torch.device("cpu") if is_hosted else device, dtype)
+                own_dtype = torch.float32 if name in float32_parts else dtype
+                component = _load_component(source, name, spec, torch.device("cpu") if is_hosted else device, own_dtype)
             if isinstance(component, torch.nn.Module):
                 component = component if is_hosted else component.to(device)
                 if not _is_finite(component):

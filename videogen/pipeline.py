@@ -21,17 +21,18 @@ from videogen.certificates import certified, fingerprint
 from videogen.config import Recipe, Request, as_plain, read_environment, recipe_record
 from videogen.device_profile import DeviceProfile, read_profile
 from videogen.errors import bad
+from videogen.families import h3_pipeline, wan_pipeline
 from videogen.families.base import Resolved
-from videogen.families.h3 import H3Family
-from videogen.families.h3_pipeline import RawClip, picture_of, run, transformer_of
+from videogen.families.wan_parts import WanParts
 from videogen.identity import hash_bytes
+from videogen.images import picture_of
 from videogen.load import load_pipeline, pick_device, pick_dtype
 from videogen.media import to_uint8
 from videogen.parallel.sharding import ALONE, Sharding
 from videogen.parallel.weights import WHOLE, Placement
 from videogen.progress import OnEvent, PhaseClock, StopFlag, ignore
 from videogen.recipes import find_recipe
-from videogen.result import Result
+from videogen.result import RawClip, Result
 from videogen.seeds import draw_seed
 from videogen.source import ModelSource, check_digest, fetch_weights, find_model, open_family
 from videogen.text.expand import Expanded, Expander
@@ -57,7 +58,7 @@ class Pipeline:
     def __init__(
         self,
         source: ModelSource,
-        family: H3Family,
+        family: Any,
         recipe: Recipe,
         device: torch.device,
         profile: DeviceProfile | None = None,
@@ -65,6 +66,8 @@ class Pipeline:
         placement: Placement = WHOLE,
     ) -> None:
         self.source, self.family, self.recipe, self.device = source, family, recipe, device
+        self.profile, self.sharding, self.placement = profile, sharding, placement
+        self._refuse_for_wan()
         self.dtype = pick_dtype(recipe.dtype, device)
         strata = [each.fingerprint.dtype for each in recipe.cache.certificates]
         savings = recipe.savings
@@ -75,12 +78,24 @@ class Pipeline:
             raise bad("--weights fsdp", "float8 products", "products in the weights' own format", "choose another recipe or --weights")
         if placement.kind == "fsdp" and recipe.adapters.fuse:
             raise bad("--weights fsdp", "adapters written into the weights", "adapters beside them", "drop --lora-fuse")
-        self.profile, self.sharding, self.placement = profile, sharding, placement
         self._shared: dict[str, Any] = {}
         self._opened: dict[str, Any] = {}
         self._shelf = Shelf(source)
         self._kept = Kept()
-        self._expander = Expander(GrammarForm() if source.is_pocket else FilmForm(), device, self.dtype)
+        self._expander = Expander(GrammarForm() if source.is_pocket else FilmForm(has_sound=not source.is_wan), device, self.dtype)
+
+    def _refuse_for_wan(self) -> None:
+        """What is asked for by name and does not exist for Wan yet is an error; what is left to `auto` is told in the record."""
+        if not self.source.is_wan:
+            return
+        if self.recipe.savings.matmul in ("float8", "bfloat16"):
+            raise bad("savings matmul", self.recipe.savings.matmul, "model or auto for Wan", "choose another recipe")
+        if self.placement.kind != "whole":
+            raise bad("--weights", self.placement.kind, "whole for Wan", "drop --weights; --text-encoder visiting works")
+        if self.sharding is not ALONE:
+            raise bad("parallel layout", self.sharding.label, "one device a clip for Wan", "use --gpus without --ulysses")
+        if self.recipe.cache.certificates:
+            raise bad("certificates", len(self.recipe.cache.certificates), "none: no Wan model is calibrated", "use --cache-lambda")
 
     def sharing(self, recipe: Recipe) -> "Pipeline":
         """Another recipe over the same weights; nothing is loaded twice."""
@@ -102,9 +117,11 @@ class Pipeline:
                 self.source, workflow, device=self.device, dtype=self.dtype, shared=self._shared, placement=self.placement
             )
         pipe = self._opened[workflow]
-        put_on(transformer_of(pipe), self.recipe.adapters, self._shelf)
+        if isinstance(pipe, WanParts):
+            return pipe
+        put_on(denoisers(pipe)[0], self.recipe.adapters, self._shelf)
         if not self.savings.park_adaln:  # another recipe may have parked them
-            place_projections(transformer_of(pipe), self.device)
+            place_projections(denoisers(pipe)[0], self.device)
         return pipe
 
     def render(
@@ -133,6 +150,7 @@ class Pipeline:
         clock.enter("load")
         pipe = self.load(resolved.workflow)
         transforms = self.transforms_for(resolved)
+        run = wan_pipeline.run if isinstance(pipe, WanParts) else h3_pipeline.run
         raw = run(pipe, resolved, used_seed, clock, cache, transforms, self.recipe.sparse, self.sharding)
         if raw.cache.warning:
             logger.warning("%s", raw.cache.warning)
@@ -143,9 +161,11 @@ class Pipeline:
         record["cache"] |= {"certificate": cache.certificates[0].promise if cache.certificates and cache.lam else None, "note": note}
         record["savings"] = transforms.told
         record["expansion"] = None if expanded is None else expanded.record()
-        record["adapters"] = adapters_record(self.recipe.adapters, attached_to(transformer_of(pipe)))
-        record["output"] = {"frames_sha256": hash_bytes(frames.tobytes()), "audio_sha256": hash_bytes(raw.audio.tobytes())}
-        return Result(frames, np.clip(raw.audio, -1.0, 1.0), raw.sampling_rate, resolved.fps, record)
+        record["adapters"] = adapters_record(self.recipe.adapters, attached_to(denoisers(pipe)[0]))
+        audio = None if raw.audio is None else np.clip(raw.audio, -1.0, 1.0)
+        sound = None if raw.audio is None else hash_bytes(raw.audio.tobytes())
+        record["output"] = {"frames_sha256": hash_bytes(frames.tobytes()), "audio_sha256": sound}
+        return Result(frames, audio, raw.sampling_rate, resolved.fps, record)
 
     def _expand(self, resolved: Resolved, seed: int, clock: PhaseClock) -> Expanded | None:
         """The prompt completed by the text model that the request names, if any."""
@@ -160,6 +180,8 @@ class Pipeline:
                 return "the text encoder has random weights"
             clock.enter("load")
             pipe = self.load(resolved.workflow)
+            if isinstance(pipe, WanParts):
+                return "Wan's text encoder writes no text"
             clock.enter("expand")
             return TextModel(pipe.text_encoder, pipe.tokenizer, pipe.processor)
 
@@ -197,7 +219,7 @@ class Pipeline:
             "model": self.source.record(),
             "recipe": recipe_record(self.recipe),
             "sigmas": raw.sigmas,
-            "forwards": len(raw.sigmas["video"]) - 1,
+            "forwards": (len(raw.sigmas["video"]) - 1) * raw.evaluations,
             "cache": raw.cache.record(),
             "attention": raw.attention,
             "parallel": self.sharding.label,
@@ -207,6 +229,11 @@ class Pipeline:
             "hardware": hardware(self.device),
             "environment": read_environment().record(),
         }
+
+
+def denoisers(pipe: Any) -> tuple[Any, ...]:
+    """The transformers that a workflow's loop asks, in the order in which it does."""
+    return pipe.transformers if isinstance(pipe, WanParts) else (h3_pipeline.transformer_of(pipe),)
 
 
 def software() -> dict[str, str]:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import TracebackType
 
 from videogen.errors import CancelledRender
 
@@ -71,3 +72,22 @@ class PhaseClock:
         if self._phase:
             self.stages_s[self._phase] = self.stages_s.get(self._phase, 0.0) + time.perf_counter() - self._began
         self._phase = ""
+
+
+class StepBar:
+    """Takes the place of a denoising loop's tqdm bar and reports each step; raising here is outside the loop's error log."""
+
+    def __init__(self, total: int, clock: PhaseClock) -> None:
+        self.total, self.done, self.clock = total, 0, clock
+
+    def __enter__(self) -> "StepBar":
+        self.clock.step(0, self.total)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        return None
+
+    def update(self, steps: int = 1) -> None:
+        """Count steps that are done."""
+        self.done += steps
+        self.clock.step(self.done, self.total)

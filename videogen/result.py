@@ -1,21 +1,51 @@
-"""What one rendered clip is in memory; knows nothing of files."""
+"""What one rendered clip is in memory, as the model made it and as it is handed on; knows nothing of files."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+
+class CacheTold(Protocol):
+    """What a step cache says of a request: `caches.trace.Trace`, or several of them."""
+
+    @property
+    def warning(self) -> str:
+        """Said when it was on and did nothing."""
+        ...
+
+    def record(self) -> dict[str, Any]:
+        """The sidecar's `cache` entry."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RawClip:
+    """What the model made: frames (F, H, W, 3), floats in [0, 1] or bytes, audio (channels, samples) float or None where the family
+    makes none, sigmas with the last 0 by modality.
+
+    cache and attention say what the step cache and sparse attention did; evaluations is how often a step asks the model.
+    """
+
+    frames: npt.NDArray[np.float32]
+    audio: npt.NDArray[np.float32] | None
+    sampling_rate: int
+    sigmas: dict[str, list[float]]
+    cache: CacheTold
+    attention: dict[str, Any]
+    evaluations: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """One finished clip.
 
-    frames: (F, H, W, 3) uint8; audio: (channels, samples) float32 in [-1, 1]; record: the sidecar's JSON content.
+    frames: (F, H, W, 3) uint8; audio: (channels, samples) float32 in [-1, 1], None without sound; record: the sidecar's JSON content.
     """
 
     frames: npt.NDArray[np.uint8]
-    audio: npt.NDArray[np.float32]
+    audio: npt.NDArray[np.float32] | None
     sampling_rate: int
     fps: float
     record: dict[str, Any]

@@ -10,6 +10,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 
 from videogen.errors import EnvironmentFault, bad, say
+from videogen.families import wan
 from videogen.families.h3 import H3Family, read_geometry
 from videogen.identity import hash_file, hash_folder
 
@@ -41,6 +42,11 @@ class ModelSource:
         if self.card and not self.card.get("trained", True):
             return "untrained weights: the clip does not follow the prompt yet"
         return str(self.card.get("note", ""))
+
+    @property
+    def is_wan(self) -> bool:
+        """Whether the folder holds a plain diffusers pipeline, which Wan models are."""
+        return not (self.folder / INDEX).is_file()
 
     @property
     def is_pocket(self) -> bool:
@@ -85,15 +91,16 @@ def _read_card(folder: Path) -> dict[str, Any]:
 def _check_folder(name: str, folder: Path) -> None:
     if not folder.is_dir():
         raise bad("model", name, "pocket, random, an existing folder, or a hub id such as owner/name", "check the path")
-    index = folder / INDEX
+    index = folder / (INDEX if (folder / INDEX).is_file() else wan.INDEX)
     if not index.is_file():
-        raise bad("model folder", str(folder), f"a file {INDEX}", "pass the folder of a diffusers modular pipeline")
+        raise bad("model folder", str(folder), f"a file {INDEX} or {wan.INDEX}", "pass the folder of a diffusers pipeline")
     try:
         found = json.loads(index.read_text(encoding="utf-8")).get("_class_name")
     except (json.JSONDecodeError, UnicodeDecodeError, AttributeError):
         raise bad(f"model file {index}", "broken JSON", "a JSON object", "download the model again") from None
-    if found != H3_PIPELINE:
-        raise bad("model family", found, H3_PIPELINE, "use a MiniMax-H3 folder; other families are not built yet")
+    known = (H3_PIPELINE,) if index.name == INDEX else wan.PIPELINES
+    if found not in known:
+        raise bad("model family", found, " or ".join((H3_PIPELINE, *wan.PIPELINES)), "use a MiniMax-H3 or Wan folder")
 
 
 def find_model(name: str, *, offline: bool = False) -> ModelSource:
@@ -146,6 +153,16 @@ def fetch_weights(source: ModelSource, *, offline: bool) -> ModelSource:
     return source
 
 
-def open_family(source: ModelSource) -> H3Family:
-    """The family of a model, ready to check requests."""
+def open_family(source: ModelSource) -> Any:
+    """The family of a model, ready to check requests: `H3Family` or `WanFamily`, as the folder's index says."""
+    if source.is_wan:
+        return wan.WanFamily(wan.read_geometry(source.folder, source.card))
     return H3Family(read_geometry(source.folder, source.card))
+
+
+def open_h3_family(source: ModelSource, what: str) -> H3Family:
+    """The family of a MiniMax-H3 model. Raises RequestError, for `what` it was wanted, where the model is another."""
+    family = open_family(source)
+    if not isinstance(family, H3Family):
+        raise bad(what, f"{source.name}, a Wan model", "a MiniMax-H3 model, the only family it knows so far", "use videogen render")
+    return family

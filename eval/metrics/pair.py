@@ -18,7 +18,7 @@ class NotMeasurable(Exception):
 
 @dataclass(frozen=True)
 class Clip:
-    """One clip before encoding: frames (F, H, W, 3) uint8, audio (channels, N) float in [-1, 1].
+    """One clip before encoding: frames (F, H, W, 3) uint8, audio (channels, N) float in [-1, 1], (0, 0) without sound.
 
     Raises RequestError for floats as frames, NaN, or a shape that is no clip.
     """
@@ -36,7 +36,7 @@ class Clip:
             raise bad(f"{self.name}: frames", got, "uint8 as rendered", "convert them with videogen.media.to_uint8")
         if frames.ndim != 4 or frames.shape[-1] != 3 or 0 in frames.shape:
             raise bad(f"{self.name}: frames", frames.shape, "a shape (F, H, W, 3) without zeros", "pass whole RGB frames")
-        if audio.ndim != 2 or 0 in audio.shape:
+        if audio.shape != (0, 0) and (audio.ndim != 2 or 0 in audio.shape):
             raise bad(f"{self.name}: audio", audio.shape, "a shape (channels, samples) without zeros", "pass the clip's sound")
         if audio.dtype.kind != "f" or not np.isfinite(audio).all():
             got = f"{audio.dtype}" if audio.dtype.kind != "f" else "NaN or infinity"

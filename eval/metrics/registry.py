@@ -142,6 +142,8 @@ def measure(pair: Pair, metrics: Sequence[Metric]) -> dict[str, Measured]:
 def _measure(pair: Pair, metric: Metric) -> Measured:
     if reason := metric.lacks() or too_small(metric, *pair.sides):
         return Measured(None, reason)
+    if not metric.is_picture and pair.new.audio.size == 0:
+        return Measured(None, "the clips have no sound")
     if pair.is_same_picture if metric.is_picture else pair.is_same_sound:
         return Measured(metric.perfect)
     try:

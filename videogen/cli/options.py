@@ -78,6 +78,7 @@ def add_request_options(parser: argparse.ArgumentParser, environment: Environmen
 
 def _add_expansion(what: Any) -> None:
     what.add_argument("--negative-prompt", metavar="TEXT", help="what not to show, for families with guidance (MiniMax-H3 has none)")
+    what.add_argument("--guidance", metavar="S[,S]", help="guidance scale, or one for each of two experts: 4,3 (families with guidance)")
     what.add_argument(
         "--expand",
         nargs="?",
@@ -158,9 +159,10 @@ def _from_here(adapter: str) -> str:
 
 def _fill(job: RawJob, args: argparse.Namespace) -> None:
     """Lay the flags that were given over a job; length and size are each one choice in several spellings."""
-    singles = (("steps",), ("seed",), ("repeat",), ("cache_lambda",), ("sparse_budget",), ("lora",), ("expand",), ("negative_prompt",))
+    singles = (("steps",), ("seed",), ("repeat",), ("cache_lambda",), ("sparse_budget",), ("lora",), ("expand",))
+    guiding = (("negative_prompt",), ("guidance",))
     adapters = (("lora_contract",), ("lora_fuse",))
-    groups: Sequence[tuple[str, ...]] = (("frames", "seconds"), ("size", "width", "height"), *singles, *adapters)
+    groups: Sequence[tuple[str, ...]] = (("frames", "seconds"), ("size", "width", "height"), *singles, *guiding, *adapters)
     for group in groups:
         given = {key: getattr(args, key) for key in group if getattr(args, key) is not None}
         if given:

@@ -10,7 +10,7 @@ from videogen.certificates import open_certificate
 from videogen.cli.options import read_raw_jobs
 from videogen.config import MAX_SEED, Adapters, Recipe, StepCache, read_environment
 from videogen.errors import bad
-from videogen.families.h3 import H3Family
+from videogen.families.base import Family
 from videogen.identity import hash_settings
 from videogen.jobs.journal import Journal
 from videogen.jobs.names import check_template
@@ -44,7 +44,7 @@ class Wanted:
     """Everything the command line asks for, checked: nothing here has loaded a weight."""
 
     source: ModelSource
-    family: H3Family
+    family: Family
     recipe: Recipe
     drafts: list[Draft]
     encoding: Encoding

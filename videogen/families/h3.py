@@ -126,6 +126,8 @@ class H3Family:
         if request.negative_prompt:
             advice = "drop the negative prompt, and say in the prompt what there should be"
             raise bad("negative prompt", request.negative_prompt, "none: guidance is distilled into MiniMax-H3, one forward a step", advice)
+        if request.guidance:
+            raise bad("guidance", request.guidance, "none: it is distilled into MiniMax-H3", "drop --guidance")
         inputs = self._inputs(request)
         notes: list[str] = []
         width, height = self._canvas(request, inputs, notes)

@@ -6,17 +6,13 @@ There is no second denoising loop here: diffusers' loop block runs, and its prog
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from diffusers import MiniMaxH3ModularPipeline
 from diffusers.modular_pipelines.minimax_h3 import MiniMaxH3ImageReference
 from diffusers.modular_pipelines.modular_pipeline import PipelineState
-from PIL import Image
 
 from caches.policy import Budget
 from caches.step_hook import Channel, step_cache
@@ -26,9 +22,10 @@ from videogen.attention.options import OFF, SparseAttention
 from videogen.attention.order import reordered, snake_order
 from videogen.config import StepCache
 from videogen.families.base import Resolved
-from videogen.images import load_image, to_rgb
+from videogen.images import picture_of
 from videogen.parallel.sharding import ALONE, Sharding
-from videogen.progress import PhaseClock
+from videogen.progress import PhaseClock, StepBar
+from videogen.result import RawClip
 from videogen.transforms.attach import Kept, Transforms
 from videogen.transforms.options import Savings
 
@@ -51,43 +48,10 @@ class H3Pipeline(MiniMaxH3ModularPipeline):  # type: ignore[misc]
         return parameter.device
 
 
-@dataclass(frozen=True, slots=True)
-class RawClip:
-    """What the model made: frames (F, H, W, 3), floats in [0, 1] or bytes, audio (channels, samples) float, sigmas with the last 0.
-
-    cache and attention say what the step cache and sparse attention did.
-    """
-
-    frames: npt.NDArray[np.float32]
-    audio: npt.NDArray[np.float32]
-    sampling_rate: int
-    sigmas: dict[str, list[float]]
-    cache: Trace
-    attention: dict[str, Any]
-
-
-class _StepBar:
-    """Takes the place of the loop's tqdm bar and reports each step; raising here is outside the loop's error log."""
-
-    def __init__(self, total: int, clock: PhaseClock) -> None:
-        self.total, self.done, self.clock = total, 0, clock
-
-    def __enter__(self) -> "_StepBar":
-        self.clock.step(0, self.total)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        return None
-
-    def update(self, steps: int = 1) -> None:
-        self.done += steps
-        self.clock.step(self.done, self.total)
-
-
 @contextmanager
 def _reporting(pipe: Any, clock: PhaseClock) -> Iterator[None]:
     loop = pipe._blocks.sub_blocks[LOOP]
-    loop.progress_bar = lambda total: _StepBar(total, clock)
+    loop.progress_bar = lambda total: StepBar(total, clock)
     try:
         yield
     finally:
@@ -124,11 +88,6 @@ def _explicit(scheduler: Any, sigmas: tuple[float, ...]) -> Callable[..., None]:
 
 def _phase(block: str) -> str:
     return _PHASE_OF_BLOCK.get(block, "decode" if block.startswith("decode.") else "prepare")
-
-
-def picture_of(media: Any) -> Image.Image:
-    """A picture given as a path or in memory, upright RGB."""
-    return to_rgb(media) if isinstance(media, Image.Image) else load_image(media)
 
 
 def block_inputs(resolved: Resolved, seed: int) -> dict[str, Any]:

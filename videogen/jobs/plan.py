@@ -109,6 +109,8 @@ def make_request(raw: RawJob) -> Request:
         raise bad(f"{place}: size", given["size"], "either size or width and height", "drop one of them")
     if "size" in given or "width" in given or "height" in given:
         values["size"] = parse_size(place, given.get("size", [given.get("width"), given.get("height")]))
+    if "guidance" in given:
+        values["guidance"] = _scales(place, given["guidance"])
     for key in MEDIA_KEYS[:2]:
         if key in given:
             values[key] = _media(place, key, given[key], raw.folder)
@@ -127,6 +129,12 @@ def _text_source(value: Any, folder: Path) -> TextSource | None:
     if str(value).lower() in ("false", "no", "none", "off", "0"):
         return None
     return find_text_source("own" if str(value).lower() in ("true", "yes", "1") else value, folder)
+
+
+def _scales(place: str, value: Any) -> tuple[float, ...]:
+    """Guidance scales: a number, two in a list, or text such as `4` or `4,3`."""
+    parts = value.replace(",", " ").split() if isinstance(value, str) else _listed(value)
+    return tuple(_number(place, "guidance", part, "one or two numbers, such as 4,3") for part in parts)
 
 
 def _listed(value: Any) -> list[Any]:

@@ -1,0 +1,136 @@
+"""Wan at work: drives diffusers' own pipelines, with phases, steps and a stop between steps.
+
+There is no second denoising loop here: diffusers' call runs, and its progress bar is replaced by one that reports. Prompts are encoded
+before it, by its own method, so that what was encoded before is not encoded again.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+from caches.trace import Trace
+from videogen.attention.options import OFF, SparseAttention
+from videogen.config import StepCache
+from videogen.errors import bad
+from videogen.families.base import Resolved
+from videogen.families.wan import I2V, MAX_TEXT_TOKENS, WanResolved
+from videogen.families.wan_parts import WanParts
+from videogen.images import picture_of
+from videogen.parallel.sharding import ALONE, Sharding
+from videogen.progress import PhaseClock, StepBar
+from videogen.result import RawClip
+from videogen.transforms.adaln import visiting
+from videogen.transforms.attach import Kept, Transforms
+from videogen.transforms.options import Savings
+
+_NO_EFFECT = ("adaln_tables", "refined_text", "rope_tables", "text_cut", "lean_loop", "decode_batch", "kernels")
+
+
+class _Bar(StepBar):
+    """The loop's bar, which also knows when preparing ends and decoding begins."""
+
+    def __enter__(self) -> "_Bar":
+        self.clock.enter("denoise")
+        super().__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self.clock.enter("decode")
+
+
+@contextmanager
+def _reporting(pipe: Any, clock: PhaseClock) -> Iterator[None]:
+    pipe.progress_bar = lambda total: _Bar(total, clock)
+    try:
+        yield
+    finally:
+        del pipe.progress_bar
+
+
+@contextmanager
+def _scheduled(pipe: Any, shift: float) -> Iterator[None]:
+    """The request's own shift on the scheduler inside the scope; the model's scheduler again afterwards."""
+    before = pipe.scheduler
+    name = "flow_shift" if "flow_shift" in before.config else "shift"
+    if before.config.get(name, 1.0) != shift:
+        pipe.scheduler = type(before).from_config(before.config, **{name: shift})
+    try:
+        yield
+    finally:
+        pipe.scheduler = before
+
+
+def _text(pipe: Any, what: str, prompt: str, transforms: Transforms) -> Any:
+    """The embedding of one prompt or negative prompt (1, 512, D), kept by its text. Raises RequestError for one that would be cut."""
+    count = len(pipe.tokenizer(prompt).input_ids)
+    if count > MAX_TEXT_TOKENS:
+        raise bad(what, f"{count} tokens", f"at most {MAX_TEXT_TOKENS}: Wan would cut the rest off", "shorten it")
+
+    def compute() -> dict[str, Any]:
+        with visiting(pipe.text_encoder, pipe._execution_device):  # where it lives in host memory
+            embeds, _ = pipe.encode_prompt(prompt, None, False, max_sequence_length=MAX_TEXT_TOKENS, device=pipe._execution_device)
+        return {"embeds": embeds}
+
+    limit, kept = transforms.savings.encodings, transforms.kept
+    if not limit:
+        return compute()["embeds"]
+    values, was_kept = kept.encodings.take(("wan text", prompt, kept.watch(pipe.text_encoder).look()), limit, compute)
+    transforms.told[f"encodings {what}"] = "kept" if was_kept else "computed"
+    return values["embeds"]
+
+
+def call_inputs(pipe: Any, resolved: WanResolved, seed: int, transforms: Transforms) -> dict[str, Any]:
+    """The keyword arguments diffusers' pipeline takes for this request. Noise comes from a CPU generator of its own."""
+    inputs: dict[str, Any] = {
+        "prompt_embeds": _text(pipe, "prompt", resolved.prompt, transforms),
+        "height": resolved.height,
+        "width": resolved.width,
+        "num_frames": resolved.frames,
+        "num_inference_steps": resolved.steps,
+        "guidance_scale": resolved.guidance[0],
+        "guidance_scale_2": resolved.guidance[1] if resolved.boundary is not None else None,
+        "generator": torch.Generator("cpu").manual_seed(seed),
+        "output_type": "np",
+    }
+    if resolved.is_guided:
+        inputs["negative_prompt_embeds"] = _text(pipe, "negative prompt", resolved.negative_prompt, transforms)
+    if resolved.workflow == I2V:
+        inputs |= {each.role: picture_of(each.media) for each in resolved.inputs}
+    return inputs
+
+
+def run(
+    parts: WanParts,
+    resolved: Resolved,
+    seed: int,
+    clock: PhaseClock,
+    cache: StepCache,
+    transforms: Transforms | None = None,
+    sparse: SparseAttention = OFF,
+    sharding: Sharding = ALONE,
+) -> RawClip:
+    """Render one clip with a loaded pipeline of the request's workflow; without `transforms` nothing of it is changed.
+
+    Raises CancelledRender between steps when a stop is wanted; nothing of the request outlives the call.
+    """
+    assert isinstance(resolved, WanResolved)
+    if sharding is not ALONE:
+        raise bad("parallel layout", sharding.label, "1: one device renders a Wan clip so far", "use --gpus for several clips at once")
+    transforms, pipe = transforms or Transforms(Savings(), Kept(), resolved), parts.pipe
+    transforms.told |= {name: "not for Wan" for name in _NO_EFFECT if getattr(transforms.savings, name)}
+    with torch.no_grad(), _scheduled(pipe, resolved.shifts[0]):
+        clock.enter("text")
+        inputs = call_inputs(pipe, resolved, seed, transforms)
+        clock.enter("prepare")
+        with _reporting(pipe, clock):
+            frames = pipe(**inputs).frames[0]
+        sigmas = pipe.scheduler.sigmas.tolist()
+    clock.close()
+    trace = Trace(cache.lam, resolved.steps)
+    attention = {"budget": sparse.budget, "backend": "dense", "reason": ""}
+    return RawClip(np.asarray(frames), None, 0, {"video": sigmas}, trace, attention, 2 if resolved.is_guided else 1)
