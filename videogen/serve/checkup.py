@@ -11,6 +11,7 @@ from videogen.jobs.claims import is_alive
 from videogen.jobs.database import Database
 
 WANTED, RUNNING, DONE, FAILED = "wanted", "running", "done", "failed"
+FRESH_S = 60.0  # findings are not looked up again so soon: a clip waits for every look
 Examine = Callable[[], dict[str, Any]]
 _NAME = "checkup"
 
@@ -40,9 +41,10 @@ def read(database: Database) -> Checkup | None:
 
 
 def ask(database: Database) -> Checkup:
-    """Ask for one, unless one is still to come; returns the one that is."""
+    """Ask for one, unless one is still to come or was just done; returns the one that counts."""
     known = read(database)
-    return known if known is not None and known.is_open else _change(database, known, Checkup(WANTED, time.time()))
+    is_fresh = known is not None and known.state == DONE and time.time() - known.at < FRESH_S
+    return known if known is not None and (known.is_open or is_fresh) else _change(database, known, Checkup(WANTED, time.time()))
 
 
 def do(database: Database, group: str, examine: Examine) -> bool:

@@ -24,7 +24,7 @@ def state(root: Path) -> str:
     return "" if found is None else found.state
 
 
-def test_a_worker_looks_once_between_two_jobs(tmp_path: Path) -> None:
+def test_a_worker_looks_once_between_two_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     services = services_in(tmp_path)
     database = services.store.database
     job, _ = services.desk.submit("me", {"prompt": "x"})
@@ -42,7 +42,10 @@ def test_a_worker_looks_once_between_two_jobs(tmp_path: Path) -> None:
     with group_lock(tmp_path, "0", wait_s=1):
         Worker(tmp_path, "0", StandIn(), retention_s=10.0, stop=StopFlag(), examine=examine).run(until_idle=True)
     assert calls == ["running queued"], "before the next job, and no second time after it"
+    assert checkup.ask(database).state == "done", "so soon after it nobody looks again"
+    monkeypatch.setattr(checkup, "FRESH_S", 0.0)
     shown = html.checkup(checkup.read(database))
+    assert checkup.ask(database).state == "wanted"
     assert "SLOW" in shown and "&lt;b&gt;linears" in shown and "1 of 1 areas" in shown and str(tmp_path) not in shown
 
 
