@@ -107,7 +107,8 @@ class Request:
 class StepCache:
     """The step cache of a recipe. lam is the largest drift reused over, 0 is off; video_order and audio_order are those
     of the polynomial that replaces a reused step (0 copies), drift_order that of the one drift is measured from; warm_up is the
-    share of the steps that is computed first in any case.
+    share of the steps that is computed first in any case; streams says whether the two forwards of a guided step decide each or
+    together, the unconditional one then following the other.
 
     A certificate sets all of them for the requests of its stratum; for requests of none's `on_mismatch` is `refuse` or `compute`.
     """
@@ -118,10 +119,13 @@ class StepCache:
     audio_order: int = 2
     drift_order: int = 1
     warm_up: float = WARM_UP
+    streams: str = "each"
     certificates: tuple[Certificate, ...] = ()
     on_mismatch: str = "refuse"
 
     def __post_init__(self) -> None:
+        if self.streams not in ("each", "together"):
+            raise bad("cache streams", self.streams, "each or together", "change it")
         if self.on_mismatch not in ("refuse", "compute"):
             raise bad("cache mismatch", self.on_mismatch, "refuse or compute", "change --cache-mismatch")
         if isinstance(self.lam, bool) or not isinstance(self.lam, int | float) or not (math.isfinite(self.lam) and self.lam >= 0):

@@ -1,23 +1,12 @@
 """What one rendered clip is in memory, as the model made it and as it is handed on; knows nothing of files."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-
-class CacheTold(Protocol):
-    """What a step cache says of a request: `caches.trace.Trace`, or several of them."""
-
-    @property
-    def warning(self) -> str:
-        """Said when it was on and did nothing."""
-        ...
-
-    def record(self) -> dict[str, Any]:
-        """The sidecar's `cache` entry."""
-        ...
+from caches.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +21,7 @@ class RawClip:
     audio: npt.NDArray[np.float32] | None
     sampling_rate: int
     sigmas: dict[str, list[float]]
-    cache: CacheTold
+    cache: Trace
     attention: dict[str, Any]
     evaluations: int = 1
 

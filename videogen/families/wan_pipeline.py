@@ -4,6 +4,7 @@ There is no second denoising loop here: diffusers' call runs, and its progress b
 before it, by its own method, so that what was encoded before is not encoded again.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -12,12 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from caches.trace import Trace
+from caches.policy import decide
+from caches.step_hook import Rule
 from videogen.attention.options import OFF, SparseAttention
 from videogen.config import StepCache
 from videogen.errors import bad
 from videogen.families.base import Resolved
 from videogen.families.wan import I2V, MAX_TEXT_TOKENS, WanResolved
+from videogen.families.wan_cache import Schedule, wan_cache
 from videogen.families.wan_parts import WanParts
 from videogen.images import picture_of
 from videogen.parallel.sharding import ALONE, Sharding
@@ -104,6 +107,19 @@ def call_inputs(pipe: Any, resolved: WanResolved, seed: int, transforms: Transfo
     return inputs
 
 
+def schedule_of(pipe: Any, resolved: WanResolved) -> Schedule:
+    """The steps diffusers will take, asked of its scheduler beforehand, and the rows that it generates."""
+    scheduler, config = pipe.scheduler, pipe.transformer.config
+    scheduler.set_timesteps(resolved.steps, device=pipe._execution_device)
+    limit = -math.inf if resolved.boundary is None else resolved.boundary * scheduler.config.num_train_timesteps
+    spatial = [pipe.vae_scale_factor_spatial * side for side in config.patch_size[1:]]
+    a_frame = resolved.height // spatial[0] * (resolved.width // spatial[1])
+    rows = ((resolved.frames - 1) // pipe.vae_scale_factor_temporal + 1) // config.patch_size[0] * a_frame
+    given = a_frame if resolved.workflow == I2V and pipe.config.expand_timesteps else 0  # the first frame is put back after the loop
+    boundary_step = int((scheduler.timesteps >= limit).sum())
+    return Schedule(scheduler.sigmas.tolist(), boundary_step, given, rows, resolved.is_guided)
+
+
 def run(
     parts: WanParts,
     resolved: Resolved,
@@ -113,8 +129,10 @@ def run(
     transforms: Transforms | None = None,
     sparse: SparseAttention = OFF,
     sharding: Sharding = ALONE,
+    rule: Rule = decide,
 ) -> RawClip:
-    """Render one clip with a loaded pipeline of the request's workflow; without `transforms` nothing of it is changed.
+    """Render one clip with a loaded pipeline of the request's workflow; without `transforms` nothing of it is changed. `rule` is what
+    decides about a step under the cache.
 
     Raises CancelledRender between steps when a stop is wanted; nothing of the request outlives the call.
     """
@@ -127,10 +145,9 @@ def run(
         clock.enter("text")
         inputs = call_inputs(pipe, resolved, seed, transforms)
         clock.enter("prepare")
-        with _reporting(pipe, clock):
+        with _reporting(pipe, clock), wan_cache(parts.transformers, cache, lambda: schedule_of(pipe, resolved), rule) as trace:
             frames = pipe(**inputs).frames[0]
         sigmas = pipe.scheduler.sigmas.tolist()
     clock.close()
-    trace = Trace(cache.lam, resolved.steps)
     attention = {"budget": sparse.budget, "backend": "dense", "reason": ""}
     return RawClip(np.asarray(frames), None, 0, {"video": sigmas}, trace, attention, 2 if resolved.is_guided else 1)

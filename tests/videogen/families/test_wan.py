@@ -13,7 +13,6 @@ from diffusers import WanImageToVideoPipeline, WanPipeline
 from diffusers.pipelines.wan import pipeline_wan_i2v
 from PIL import Image
 
-from tests.videogen.families.wan_toy import KINDS, save
 from videogen.cli.main import main
 from videogen.config import Recipe, Request
 from videogen.errors import CancelledRender, RequestError
@@ -26,17 +25,6 @@ from videogen.source import find_model, open_family
 
 SMALL: dict[str, Any] = {"size": (64, 32), "frames": 5, "steps": 8, "seed": 3}
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (48, 64, 3), dtype=np.uint8))
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("wan")
-    return {kind: save(root / kind, kind) for kind in KINDS}
-
-
-@pytest.fixture(scope="module")
-def two(folders: dict[str, Path]) -> Pipeline:
-    return open_pipeline(str(folders["two"]), "plain", device="cpu")
 
 
 def diffusers_clip(folder: Path, request: Request, scales: tuple[float, ...]) -> Any:
