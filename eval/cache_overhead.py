@@ -26,7 +26,7 @@ from videogen.families.base import Resolved
 from videogen.families.h3 import AUDIO_LATENTS_PER_SECOND, FPS, latent_frames
 from videogen.jobs.run import write_json
 from videogen.load import load_component, pick_device, pick_dtype
-from videogen.source import ModelSource, find_model, open_family
+from videogen.source import ModelSource, find_model, open_h3_family
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Forward:
     """The transformer on random packed rows of a text request, laid out by the family's own builders."""
 
     def __init__(self, source: ModelSource, workload: Workload, total: int, device: torch.device, dtype: torch.dtype) -> None:
-        family = open_family(source)
+        family = open_h3_family(source, "eval.cache_overhead")
         request = Request(workload.prompt(0), size=workload.size, frames=workload.frames, steps=workload.steps)
         resolved = family.resolve(request, Recipe())
         self.model = load_component(source, "t2va", "transformer", device=device, dtype=dtype)

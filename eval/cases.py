@@ -14,11 +14,20 @@ H3_PROMPT = (
     "A fox trots along a snowy ridge at dawn, breath visible in the cold air, the camera gliding beside it while "
     "distant pines sway; soft wind, light paw steps on crusted snow, and a single raven calling far away."
 )
+MLPERF_NEGATIVE = (  # of MLPerf Inference's inference_config.yaml for wan-2.2-t2v-a14b
+    "vivid colors, overexposed, static, blurry details, subtitles, style, work of art, painting, picture, still, overall grayish, "
+    "worst quality, low quality, JPEG artifacts, ugly, deformed, extra fingers, poorly drawn hands, poorly drawn face, deformed, "
+    "disfigured, deformed limbs, fused fingers, static image, cluttered background, three legs, many people in the background, "
+    "walking backwards"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One thing to render again and again. Sizes in pixels; `reference` is the (width, height) of a synthetic picture."""
+    """One thing to render again and again. Sizes in pixels; `reference` is the (width, height) of a synthetic picture.
+
+    guidance and negative_prompt are for families that guide; with a `seed` every clip begins with the same noise.
+    """
 
     name: str
     model: str
@@ -31,6 +40,7 @@ class Workload:
     guidance: tuple[float, float] | None = None
     negative_prompt: str = ""
     has_sound: bool = True
+    seed: int | None = None
 
     @property
     def workflow(self) -> str:
@@ -41,6 +51,8 @@ class Workload:
 
     def prompt(self, index: int) -> str:
         """The prompt of clip `index`: pocket captions for pocket models, one fixed long prompt at real size."""
+        if self.guidance is not None:
+            return f"{H3_PROMPT} Take {index + 1}."  # each text is encoded: no clip is served from what another kept
         if self.needs_gpu:
             return H3_PROMPT
         rng = random.Random(f"{self.name} {index}")
@@ -60,6 +72,19 @@ WORKLOADS: dict[str, Workload] = {
         Workload("h3-ref2va-5s", "random:h3", (1344, 768), 124, 49, reference=(1824, 1024), needs_gpu=True, note=_REAL),
         Workload("h3-t2va-15s", "random:h3", (1344, 768), 345, 49, needs_gpu=True, note=_REAL),
         Workload("h3-ref2va-15s", "random:h3", (1344, 768), 345, 49, reference=(1824, 1024), needs_gpu=True, note=_REAL),
+        Workload(
+            "mlperf-wan22-t2v",
+            "random:wan22-t2v",
+            (1280, 720),
+            81,
+            20,
+            needs_gpu=True,
+            note="MLPerf Inference's text-to-video settings; " + _REAL,
+            guidance=(4.0, 3.0),
+            negative_prompt=MLPERF_NEGATIVE,
+            has_sound=False,
+            seed=42,
+        ),
     )
 }
 
@@ -82,7 +107,7 @@ def _reference_picture(size: tuple[int, int]) -> Image.Image:
 
 
 def make_request(workload: Workload, pair: int, recipe: Recipe | None = None) -> Request:
-    """The request of one pair: prompt and seed follow its number, so that both arms get the same.
+    """The request of one pair: prompt and, where the workload fixes none, seed follow its number, so that both arms get the same.
 
     Forwards are the workload's, unless the recipe fixes its own.
     """
@@ -93,7 +118,7 @@ def make_request(workload: Workload, pair: int, recipe: Recipe | None = None) ->
         size=workload.size,
         frames=workload.frames,
         steps=None if recipe is not None and recipe.steps else workload.steps,
-        seed=abs(pair),
+        seed=abs(pair) if workload.seed is None else workload.seed,
         negative_prompt=workload.negative_prompt,
         guidance=workload.guidance,
     )

@@ -28,7 +28,7 @@ from videogen.jobs.run import write_json, write_result, write_text
 from videogen.load import pick_device, pick_dtype
 from videogen.media import Encoding, to_uint8
 from videogen.result import Result
-from videogen.source import ModelSource, find_model, open_family
+from videogen.source import ModelSource, find_model, open_h3_family
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def run_plan(plan: Plan, source: ModelSource, device_name: str, dtype_name: str)
         "weights": components.weights,
         "workloads": {},
     }
-    family, runs = open_family(source), []
+    family, runs = open_h3_family(source, "eval.real_size"), []
     for workload in plan.workloads:
         resolved = family.resolve(make_request(workload, 0), Recipe())
         entry = {"rows_estimated": family.estimate(resolved).rows, "forwards_of_a_clip": resolved.steps, "stages": {}}
@@ -247,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """`python -m eval.real_size --out DIR [--workload NAME ...]`; the table is the last thing logged."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    real = [name for name, workload in WORKLOADS.items() if workload.needs_gpu]
+    real = [name for name, workload in WORKLOADS.items() if workload.needs_gpu and workload.has_sound]  # H3's
     parser.add_argument("--workload", action="append", metavar="NAME", help=f"repeatable; default: {' '.join(real)}")
     parser.add_argument("--model", help="default: the workloads' own")
     parser.add_argument("--forwards", type=int, default=5)

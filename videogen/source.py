@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 POCKET_FOLDER = Path(__file__).parent / "pocket" / "weights"
 RELEASED_FOLDER = Path(__file__).parent / "families" / "released_h3"
+RELEASED_WAN_FOLDER = Path(__file__).parent / "families" / "released_wan22_t2v"
 ADAPTERS = "adapters"
 INDEX = "modular_model_index.json"
 H3_PIPELINE = "MiniMaxH3ModularPipeline"
@@ -104,7 +105,7 @@ def _check_folder(name: str, folder: Path) -> None:
 
 
 def find_model(name: str, *, offline: bool = False) -> ModelSource:
-    """Find `pocket`, `random`, `random:FOLDER`, `random:h3` (the released sizes), a folder or a hub id.
+    """Find `pocket`, `random`, `random:FOLDER`, `random:h3` or `random:wan22-t2v` (released sizes), a folder or a hub id.
 
     For a hub id only its configs are fetched here.
 
@@ -117,6 +118,8 @@ def find_model(name: str, *, offline: bool = False) -> ModelSource:
         folder = POCKET_FOLDER
     elif place == "h3" and weights == "random":
         folder = RELEASED_FOLDER
+    elif place == "wan22-t2v" and weights == "random":
+        folder = RELEASED_WAN_FOLDER
     elif Path(place).expanduser().exists() or place.count("/") != 1 or place.startswith((".", "/", "~")):
         folder = Path(place).expanduser()
     else:
