@@ -15,6 +15,7 @@ from PIL import Image
 
 import app
 from tests.videogen.serve.fakes import StandIn, services_in, serving
+from videogen.adapters import settle
 from videogen.config import Request
 from videogen.jobs.files import read_jobs
 from videogen.media import Encoding, write_clip
@@ -101,6 +102,17 @@ def test_a_queue_is_saved_and_loaded_whole_or_not_at_all(tmp_path: Path) -> None
     for wrong in (b'{"prompt": "x"}\n{"prompt": "x", "image": "/etc/passwd"}', b'{"prompt": "x", "lora": "/etc/x"}', b"\xff", b"[]", b""):
         assert "Not done" in second.load_file(wrong, me) and len(second.store.waiting()) == 4, wrong  # type: ignore[arg-type]
     assert "queue.jsonl:2: image" in second.load_file(b'{"prompt": "x"}\n{"prompt": "x", "image": "y"}', me)  # type: ignore[arg-type]
+
+
+def test_a_form_of_many_clips_is_queued_whole_or_not_and_a_pair_keeps_each_recipes_steps(tmp_path: Path) -> None:
+    handlers, _ = page_in(tmp_path)
+    me = Visitor()
+    told, _ = handlers.submit(me, *filled(handlers, f"one\n{'x' * 20_001}", lines=True, image=picture()))  # type: ignore[arg-type]
+    assert "Not done: prompt" in told and not handlers.store.waiting() and not list((tmp_path / "uploads").iterdir())
+    handlers.desk.read_adapters = lambda recipe: settle(recipe, handlers.desk.source)
+    told, _ = handlers.submit_pair(me, *filled(handlers, "one", "turbo", steps=6))  # type: ignore[arg-type]
+    found = [(job.summary["recipe"], job.summary["steps"], job.summary["seed"]) for job in handlers.store.waiting()]
+    assert [each[:2] for each in found] == [("exact", 6), ("turbo", 4)] and found[0][2] == found[1][2] and "4 (turbo) against 6" in told
 
 
 def picture() -> bytes:
