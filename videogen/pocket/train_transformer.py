@@ -272,9 +272,7 @@ def options() -> argparse.ArgumentParser:
     p.add_argument("--row-budget", type=int, default=ROW_BUDGET, help="packed rows a step and rank")
     p.add_argument("--high", type=float, default=0.0, help="share of the samples moved into the noisiest fifth of the levels (0 up to 1)")
     p.add_argument("--large", type=float, default=0.0, help="share of the steps on 256x144 clips (0 up to 1)")
-    p.add_argument(
-        "--least", type=float, default=0.0, help="leave out text lengths with a smaller share of requests"
-    )
+    p.add_argument("--least", type=float, default=0.0, help="leave out text lengths with a smaller share of requests")
     p.add_argument("--large-clips", type=int, default=4000, help="256x144 clips to train on")
     p.add_argument("--hold", type=float, default=0.4, help="share of the time after which the learning rate falls")
     p.add_argument("--deadline", type=float, default=0.0, help="end by this moment (seconds since 1970)")
