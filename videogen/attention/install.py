@@ -1,10 +1,13 @@
-"""Puts sparse attention into H3's blocks for one request, through their attention processors, and takes it out again.
+"""Puts sparse attention into a model's blocks for one request, through their attention processors, and takes it out again.
+
+What it knows of H3 is the default of `Sites` and of the processor; another family brings its own.
 
 Back end and parallel settings stay where diffusers looks for them. A dense layer runs the processor that was there before.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -90,44 +93,61 @@ class SparseProcessor:
         return self.request.attend(self.layer, query, key, value)
 
 
-def _parallel(transformer: Any) -> tuple[int, int, Any]:
+@dataclass(frozen=True, slots=True)
+class Sites:
+    """Where a transformer attends over its packed rows: the attention modules in order, the processor that is understood there, and
+    the one that takes its place."""
+
+    attentions: tuple[Any, ...]
+    stock: type
+    processor: type[SparseProcessor]
+
+
+def h3_sites(transformer: Any) -> Sites:
+    """Those of H3's blocks."""
+    return Sites(tuple(block.attn for block in transformer.transformer_blocks), MiniMaxH3AttnProcessor, SparseProcessor)
+
+
+def _parallel(attn: Any) -> tuple[int, int, Any]:
     """Ring degree, Ulysses degree, and the context-parallel settings in force (None without)."""
-    config = getattr(transformer.transformer_blocks[0].attn.processor, "_parallel_config", None)
+    config = getattr(attn.processor, "_parallel_config", None)
     config = None if config is None else config.context_parallel_config
     return (1, 1, None) if config is None else (config.ring_degree or 1, config.ulysses_degree or 1, config)
 
 
-def settle(options: SparseAttention, transformer: Any, *, first: int, rows: int, grid: tuple[int, int, int]) -> Choice:
+def settle(
+    options: SparseAttention, transformer: Any, *, first: int, rows: int, grid: tuple[int, int, int], sites: Sites | None = None
+) -> Choice:
     """How a request of this layout attends on this transformer: `choose` with the facts of the machine and the model.
 
     Raises what `choose` raises.
     """
-    attn = transformer.transformer_blocks[0].attn
+    sites = sites or h3_sites(transformer)
+    attn = sites.attentions[0]
     weight, processor = attn.to_out[0].weight, attn.processor
     device = transformer.proj_out.weight.device  # blocks may live elsewhere
-    ring, ulysses, _ = _parallel(transformer)
+    ring, ulysses, _ = _parallel(attn)
     machine = Machine(
         device=device.type,
         capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
         has_triton=triton_kernels.IS_AVAILABLE,
         dtype=str(weight.dtype).removeprefix("torch."),
-        head_dim=attn.head_dim,
+        head_dim=getattr(attn, "head_dim", None) or attn.inner_dim // attn.heads,
         heads=attn.heads,
         ring=ring,
         ulysses=ulysses,
-        processor="" if isinstance(processor, MiniMaxH3AttnProcessor) or hasattr(processor, "project") else type(processor).__name__,
+        processor="" if isinstance(processor, sites.stock) or hasattr(processor, "project") else type(processor).__name__,
     )
     return choose(options, machine, first=first, rows=rows, grid=grid)
 
 
-def _agreement(transformer: Any) -> tuple[Agree, Heads]:
+def _agreement(attn: Any) -> tuple[Agree, Heads]:
     """Sums over the ranks that share a sequence, and this rank's heads: as its processor says, or by diffusers' own settings."""
-    attn = transformer.transformer_blocks[0].attn
     peers = getattr(attn.processor, "peers", None)
     if peers is not None:
         part = peers.part(attn.heads)
         return peers.agree, Heads(attn.heads, part.size, part.begin)
-    _, ulysses, config = _parallel(transformer)
+    _, ulysses, config = _parallel(attn)
     if config is None:
         return (lambda sums: sums), Heads(attn.heads, attn.heads)
     group, local = config._ulysses_mesh.get_group(), attn.heads // ulysses
@@ -147,7 +167,9 @@ _IMPLEMENTATIONS = {
 
 
 @contextmanager
-def sparse_attention(transformer: Any, options: SparseAttention, choice: Choice, rows: int, forwards: int) -> Iterator[Request | None]:
+def sparse_attention(
+    transformer: Any, options: SparseAttention, choice: Choice, rows: int, forwards: int, sites: Sites | None = None
+) -> Iterator[Request | None]:
     """Inside the scope the block stack attends as `choice` says; the processors are back afterwards in any case.
 
     `rows` of the packed sequence, in the order that `choice.tile` gives; `forwards` of the whole schedule. Yields what the request
@@ -156,9 +178,10 @@ def sparse_attention(transformer: Any, options: SparseAttention, choice: Choice,
     if not choice.is_sparse:
         yield None
         return
-    attentions = [block.attn for block in transformer.transformer_blocks]
+    sites = sites or h3_sites(transformer)
+    attentions = sites.attentions
     before = [attn.processor for attn in attentions]
-    agree, heads = _agreement(transformer)
+    agree, heads = _agreement(attentions[0])
     blocks = Blocks(choice.first, rows, *choice.block)
     device, implementation = transformer.proj_out.weight.device, _IMPLEMENTATIONS[choice.backend]
     request = open_request(
@@ -170,7 +193,7 @@ def sparse_attention(transformer: Any, options: SparseAttention, choice: Choice,
     ]
     try:
         for attn, inner, layer in zip(attentions, before, request.layers):
-            attn.processor = SparseProcessor(inner, request, layer)
+            attn.processor = sites.processor(inner, request, layer)
         yield request
     finally:
         for hook in hooks:

@@ -5,7 +5,7 @@ with nothing to reuse, at its own place of the schedule; what the first kept is 
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -26,19 +26,24 @@ COND, UNCOND = "cond", "uncond"
 class Schedule:
     """The steps of one request: their sigmas with the last 0, how many the first expert takes, and the rows that are generated.
 
-    begin and end bound those rows in the sequence; before them lie the rows of a given first frame (TI2V).
+    They are a grid (t, h, w) behind `begin` rows of a given first frame (TI2V).
     """
 
     sigmas: Sequence[float]
     boundary_step: int
     begin: int
-    end: int
+    grid: tuple[int, int, int]
     is_guided: bool
 
     @property
     def steps(self) -> int:
         """Steps of the request."""
         return len(self.sigmas) - 1
+
+    @property
+    def end(self) -> int:
+        """All rows of the sequence."""
+        return self.begin + math.prod(self.grid)
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -138,18 +143,15 @@ def open_states(options: StepCache, schedule: Schedule, starts: Sequence[int], d
 
 
 @contextmanager
-def wan_cache(
-    transformers: Sequence[Any], options: StepCache, make_schedule: Callable[[], Schedule], rule: Rule = decide
-) -> Iterator[Trace]:
+def wan_cache(transformers: Sequence[Any], options: StepCache, schedule: Schedule | None, rule: Rule = decide) -> Iterator[Trace]:
     """Cache the steps of one request in one expert or two; their stacks are put back in any case.
 
     Yields the trace, which tells the streams of a step in turn. Raises ValueError for a schedule or stack that has no cache.
     With lambda 0 nothing is touched.
     """
-    if options.lam == 0:
+    if options.lam == 0 or schedule is None:
         yield Trace(0.0, 0)
         return
-    schedule = make_schedule()
     _check(transformers, schedule)
     device = transformers[0].proj_out.weight.device
     experts = open_states(options, schedule, (0, schedule.boundary_step)[: len(transformers)], device, rule)

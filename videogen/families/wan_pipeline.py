@@ -5,8 +5,8 @@ before it, by its own method, so that what was encoded before is not encoded aga
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +20,7 @@ from videogen.config import StepCache
 from videogen.errors import bad
 from videogen.families.base import Resolved
 from videogen.families.wan import I2V, MAX_TEXT_TOKENS, WanResolved
+from videogen.families.wan_attention import sites, wan_sparse
 from videogen.families.wan_cache import Schedule, wan_cache
 from videogen.families.wan_parts import WanParts
 from videogen.images import picture_of
@@ -29,6 +30,7 @@ from videogen.result import RawClip
 from videogen.transforms.adaln import visiting
 from videogen.transforms.attach import Kept, Transforms
 from videogen.transforms.options import Savings
+from videogen.transforms.scope import attending
 
 _NO_EFFECT = ("adaln_tables", "refined_text", "rope_tables", "text_cut", "lean_loop", "decode_batch", "kernels")
 
@@ -66,6 +68,18 @@ def _scheduled(pipe: Any, shift: float) -> Iterator[None]:
         yield
     finally:
         pipe.scheduler = before
+
+
+@contextmanager
+def _attending(experts: Sequence[Any], transforms: Transforms) -> Iterator[None]:
+    """Self- and cross-attention of every block through the back end that the savings name."""
+    backend = transforms.savings.attention
+    with ExitStack() as stack:
+        if backend != "model":
+            transforms.told["attention"] = backend
+            processors = [attn.processor for each in experts for block in each.blocks for attn in (block.attn1, block.attn2)]
+            stack.enter_context(attending(processors, backend))
+        yield
 
 
 def _text(pipe: Any, what: str, prompt: str, transforms: Transforms) -> Any:
@@ -113,11 +127,12 @@ def schedule_of(pipe: Any, resolved: WanResolved) -> Schedule:
     scheduler.set_timesteps(resolved.steps, device=pipe._execution_device)
     limit = -math.inf if resolved.boundary is None else resolved.boundary * scheduler.config.num_train_timesteps
     spatial = [pipe.vae_scale_factor_spatial * side for side in config.patch_size[1:]]
-    a_frame = resolved.height // spatial[0] * (resolved.width // spatial[1])
-    rows = ((resolved.frames - 1) // pipe.vae_scale_factor_temporal + 1) // config.patch_size[0] * a_frame
-    given = a_frame if resolved.workflow == I2V and pipe.config.expand_timesteps else 0  # the first frame is put back after the loop
+    sides = resolved.height // spatial[0], resolved.width // spatial[1]
+    latents = ((resolved.frames - 1) // pipe.vae_scale_factor_temporal + 1) // config.patch_size[0]
+    is_given = resolved.workflow == I2V and bool(pipe.config.expand_timesteps)  # the first frame is put back after the loop
     boundary_step = int((scheduler.timesteps >= limit).sum())
-    return Schedule(scheduler.sigmas.tolist(), boundary_step, given, rows, resolved.is_guided)
+    given = math.prod(sides) if is_given else 0
+    return Schedule(scheduler.sigmas.tolist(), boundary_step, given, (latents - is_given, *sides), resolved.is_guided)
 
 
 def run(
@@ -141,13 +156,21 @@ def run(
         raise bad("parallel layout", sharding.label, "1: one device renders a Wan clip so far", "use --gpus for several clips at once")
     transforms, pipe = transforms or Transforms(Savings(), Kept(), resolved), parts.pipe
     transforms.told |= {name: "not for Wan" for name in _NO_EFFECT if getattr(transforms.savings, name)}
+    if transforms.savings.matmul != "model":
+        transforms.told["matmul"] = "model: not for Wan"
     with torch.no_grad(), _scheduled(pipe, resolved.shifts[0]):
         clock.enter("text")
         inputs = call_inputs(pipe, resolved, seed, transforms)
         clock.enter("prepare")
-        with _reporting(pipe, clock), wan_cache(parts.transformers, cache, lambda: schedule_of(pipe, resolved), rule) as trace:
+        experts, schedule = parts.transformers, schedule_of(pipe, resolved) if cache.lam or sparse.is_on else None
+        found = [sites(each) for each in experts] if sparse.is_on else []
+        with (
+            _attending(experts, transforms),
+            _reporting(pipe, clock),
+            wan_cache(experts, cache, schedule, rule) as trace,
+            wan_sparse(experts, found, sparse, schedule) as attention,
+        ):
             frames = pipe(**inputs).frames[0]
         sigmas = pipe.scheduler.sigmas.tolist()
     clock.close()
-    attention = {"budget": sparse.budget, "backend": "dense", "reason": ""}
     return RawClip(np.asarray(frames), None, 0, {"video": sigmas}, trace, attention, 2 if resolved.is_guided else 1)

@@ -107,7 +107,7 @@ class Transforms:
     def _scopes(self, pipe: Any, loop: Any, transformer: Any, state: PipelineState) -> Iterator[AbstractContextManager[Any]]:
         if self.savings.attention != "model":
             self.told["attention"] = self.savings.attention
-            yield attending(transformer, self.savings.attention)
+            yield attending([block.attn.processor for block in transformer.transformer_blocks], self.savings.attention)
         if self.savings.matmul == "bfloat16":
             reason = refusal(transformer)
             self.told["matmul"] = f"model: {reason}" if reason else "bfloat16"

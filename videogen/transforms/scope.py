@@ -1,6 +1,6 @@
 """How every transform attaches: a module's forward is another one inside a scope, and what it was afterwards in any case."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,8 +43,8 @@ def once(stock: Forward) -> Forward:
 
 
 @contextmanager
-def attending(transformer: Any, backend: str) -> Iterator[None]:
-    """Inside the scope the block stack attends through this back end of diffusers; its process-wide default stays as it is.
+def attending(processors: Sequence[Any], backend: str) -> Iterator[None]:
+    """Inside the scope these attention processors attend through this back end of diffusers; its process-wide default stays as it is.
 
     Raises what diffusers raises where the back end is not there; one that would be downloaded is refused before.
     """
@@ -52,7 +52,6 @@ def attending(transformer: Any, backend: str) -> Iterator[None]:
         raise ValueError(f"attention back end: got {backend}, expected one that is installed; nothing is downloaded")
     name = AttentionBackendName(backend)
     _check_attention_backend_requirements(name)
-    processors = [block.attn.processor for block in transformer.transformer_blocks]
     before = [processor._attention_backend for processor in processors]
     try:
         for processor in processors:

@@ -82,6 +82,8 @@ def test_prompts_are_encoded_once_and_the_clip_stays(two: Pipeline) -> None:
     told = results[2].record["savings"]
     assert (told["encodings prompt"], told["encodings negative prompt"]) == ("kept", "kept")
     assert told["lean_loop"] == "not for Wan"
+    named = two.sharing(Recipe("named", savings=replace(EXACT, attention="native"))).render(requests[0])
+    assert named.record["savings"]["attention"] == "native" and np.array_equal(named.frames, results[0].frames)
     for request, result in zip(requests, results):
         assert np.array_equal(result.frames, two.render(request).frames)
 
