@@ -23,6 +23,27 @@ _RENAMES = (  # diffusers' module path -> the original checkpoint's, whole or as
     (re.compile(r"^proj_out$"), "final_layer.video_out"),
     (re.compile(r"^audio_proj_out$"), "final_layer.audio_out"),
 )
+_WAN_RENAMES = (  # the same for Wan
+    (re.compile(r"\.attn1\b"), ".self_attn"),
+    (re.compile(r"\.attn2\b"), ".cross_attn"),
+    (re.compile(r"_attn\.to_([qkv])$"), r"_attn.\1"),
+    (re.compile(r"_attn\.to_out\.0$"), "_attn.o"),
+    (re.compile(r"_attn\.add_([kv])_proj$"), r"_attn.\1_img"),
+    (re.compile(r"_attn\.norm_added_k$"), "_attn.norm_k_img"),
+    (re.compile(r"\.ffn\.net\.0\.proj$"), ".ffn.0"),
+    (re.compile(r"\.ffn\.net\.2$"), ".ffn.2"),
+    (re.compile(r"^(blocks\.\d+)\.norm2$"), r"\1.norm3"),
+    (re.compile(r"^condition_embedder\.time_embedder\.linear_1$"), "time_embedding.0"),
+    (re.compile(r"^condition_embedder\.time_embedder\.linear_2$"), "time_embedding.2"),
+    (re.compile(r"^condition_embedder\.time_proj$"), "time_projection.1"),
+    (re.compile(r"^condition_embedder\.text_embedder\.linear_1$"), "text_embedding.0"),
+    (re.compile(r"^condition_embedder\.text_embedder\.linear_2$"), "text_embedding.2"),
+    (re.compile(r"^condition_embedder\.image_embedder\.norm1$"), "img_emb.proj.0"),
+    (re.compile(r"^condition_embedder\.image_embedder\.ff\.net\.0\.proj$"), "img_emb.proj.1"),
+    (re.compile(r"^condition_embedder\.image_embedder\.ff\.net\.2$"), "img_emb.proj.3"),
+    (re.compile(r"^condition_embedder\.image_embedder\.norm2$"), "img_emb.proj.4"),
+    (re.compile(r"^proj_out$"), "head.head"),
+)
 _SPLIT = re.compile(r"\.to_[qkv]$")
 
 
@@ -47,9 +68,14 @@ def is_swiglu(module: str, target: Target) -> bool:
     return after is not None and target.rows(module) == 2 * after[1]
 
 
-def original_name(module: str) -> str:
+def is_wan(target: Target) -> bool:
+    """Whether a model is a Wan transformer, by its own names."""
+    return any(name.startswith("condition_embedder.time_embedder.") for name in target.shapes)
+
+
+def original_name(module: str, *, of_wan: bool = False) -> str:
     """A module's name in the original checkpoint, q, k and v still apart."""
-    for pattern, replacement in _RENAMES:
+    for pattern, replacement in _WAN_RENAMES if of_wan else _RENAMES:
         module = pattern.sub(replacement, module)
     return module
 
@@ -57,6 +83,10 @@ def original_name(module: str) -> str:
 def rules_for(target: Target) -> dict[str, dict[str, Place]]:
     """Rule -> (name of a module, prefixes taken off -> its place)."""
     modules = sorted({name.rpartition(".")[0] for name in target.shapes})
+    if is_wan(target):  # q, k and v are apart in every layout, and nothing is a SwiGLU
+        plain = {module: Place((module,)) for module in modules}
+        dotted = {"diffusers names": plain, "original names": {original_name(m, of_wan=True): place for m, place in plain.items()}}
+        return dotted | {f"flat {name}": _flat(rule) for name, rule in dotted.items()}
     swiglu = {module: is_swiglu(module, target) for module in modules}
     diffusers = {module: Place((module,), False if swiglu[module] else None) for module in modules}
     apart = {original_name(module): Place((module,), True if swiglu[module] else None) for module in modules}

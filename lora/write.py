@@ -13,7 +13,7 @@ from lora.alpha import FOLDED
 from lora.convert import QKV_ORDER, SWIGLU_GATE_FIRST, load_adapter
 from lora.errors import bad, listed
 from lora.fuse import fuse_qkv, interleave, swap_halves
-from lora.names import is_swiglu, original_name
+from lora.names import is_swiglu, is_wan, original_name
 from lora.target import Target
 
 LAYOUTS = ("diffusers", "diffusers-bare", "original", "comfyui", "kohya", "diffsynth")
@@ -107,6 +107,8 @@ def _named_factors(adapter: Adapter, target: Target, layout: str) -> dict[str, F
     """Factors by the name the layout gives them, rows in its order; q/k/v fused, where an absent one counts as zero."""
     if layout in _SPLIT_LAYOUTS:
         return dict(adapter.factors)
+    if is_wan(target):  # its original names keep q, k and v apart
+        return {original_name(module, of_wan=True): factors for module, factors in adapter.factors.items()}
     named: dict[str, Factors] = {}
     for module, factors in adapter.factors.items():
         owner, _, leaf = module.rpartition(".")
@@ -130,6 +132,8 @@ def _named_payload(module: str, value: torch.Tensor, target: Target, layout: str
     """A payload under the layout's name. One of q, k or v alone fits no fused name and is refused."""
     if layout in _SPLIT_LAYOUTS:
         return module, value
+    if is_wan(target):
+        return original_name(module, of_wan=True), value
     if module.endswith((".to_q", ".to_k", ".to_v")):
         raise bad("layout", f"{layout} for a payload of {module}", "a layout that keeps q, k and v apart", "use diffusers")
     return original_name(module), swap_halves(value) if is_swiglu(module, target) else value

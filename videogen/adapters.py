@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import MiniMaxH3Transformer3DModel
+from diffusers import MiniMaxH3Transformer3DModel, WanTransformer3DModel
 from safetensors import SafetensorError
 from torch import nn
 
@@ -19,7 +19,9 @@ from lora.convert import ReadOptions, load_adapter
 from lora.target import Target, target_of
 from videogen.config import SHIPPED, Adapters, AdapterUse, Recipe, as_plain
 from videogen.errors import EnvironmentFault, RequestError, bad, say
-from videogen.source import ModelSource
+from videogen.families.wan_adapters import check_pairs, expert_of, put_on_experts
+from videogen.identity import hash_settings
+from videogen.source import ModelSource, open_family
 
 _KEPT = 2
 _SAMPLING = ("forwards", "shift_video", "shift_audio", "sigmas", "partition")  # what adapters used together must agree on
@@ -39,14 +41,14 @@ def adapter_errors() -> Iterator[None]:
 
 
 def model_target(source: ModelSource) -> Target:
-    """Names and shapes of a model's transformer, from its config, on the meta device; both partitions have the same."""
+    """Names and shapes of a model's transformer, from its config, on the meta device; both partitions or experts have the same."""
     logger = logging.getLogger("diffusers")
     before = logger.level
     logger.setLevel(logging.ERROR)
     try:
         with torch.device("meta"):
-            config = MiniMaxH3Transformer3DModel.load_config(source.folder, subfolder="transformer")
-            return target_of(MiniMaxH3Transformer3DModel.from_config(config))
+            kind = WanTransformer3DModel if source.is_wan else MiniMaxH3Transformer3DModel
+            return target_of(kind.from_config(kind.load_config(source.folder, subfolder="transformer")))
     finally:
         logger.setLevel(before)
 
@@ -92,6 +94,9 @@ def settle(recipe: Recipe, source: ModelSource) -> Recipe:
             notes += [f"{use.name}: {note}" for note in (*adapter.notes, *contract.notes)]
         terms = together(contracts)
     settled = replace(asked, uses=tuple(uses), terms=terms, identity=identity_of(read, fuse=asked.fuse), notes=tuple(notes))
+    if source.is_wan and uses and open_family(source).geometry.has_two_experts:
+        where = check_pairs(settled)
+        settled = replace(settled, notes=(*notes, *where), identity=hash_settings([settled.identity, [expert_of(use) for use in uses]]))
     return replace(recipe, adapters=settled)
 
 
@@ -175,6 +180,13 @@ class Shelf:
         return uses
 
 
+def put_on_wan(parts: Any, adapters: Adapters, shelf: Shelf) -> None:
+    """As `put_on`, for the experts of a Wan model."""
+    with adapter_errors():
+        uses = shelf.take(adapters, target_of(parts.transformers[0])) if adapters.uses else []
+        put_on_experts(parts.transformers, adapters, uses)
+
+
 def put_on(model: nn.Module, adapters: Adapters, shelf: Shelf) -> Attachment | None:
     """Have exactly these adapters on a transformer; what is there already and the same stays, anything else goes.
 
@@ -198,13 +210,13 @@ def _read_again(use: AdapterUse, source: ModelSource, target: Target, adapters: 
     return Use(adapter, use.strength)
 
 
-def adapters_record(adapters: Adapters, attachment: Attachment | None) -> dict[str, Any]:
-    """The sidecar's `adapters` entry: what is on the transformer, and the contract with who said what."""
+def adapters_record(adapters: Adapters, attachments: Sequence[Attachment | None]) -> dict[str, Any]:
+    """The sidecar's `adapters` entry: what is on the transformer or on both experts, and the contract with who said what."""
     terms = {field.name: as_plain(getattr(adapters.terms, field.name)) for field in fields(Contract)}
     kept = {name: value for name, value in terms.items() if value not in (None, [], {})}
     contract = {"mode": adapters.contract, "stated": list(adapters.stated)} | kept
     return {
         "identity": adapters.identity,
-        "attached": [] if attachment is None else attachment.record(),
+        "attached": [row for each in attachments if each is not None for row in each.record()],
         "contract": contract if adapters.uses else None,
     }

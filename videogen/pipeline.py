@@ -16,7 +16,7 @@ import transformers
 from caches.certificate import Fingerprint
 from lora.apply import attached_to
 from videogen import __version__
-from videogen.adapters import Shelf, adapters_record, put_on, settle
+from videogen.adapters import Shelf, adapters_record, put_on, put_on_wan, settle
 from videogen.certificates import certified, fingerprint
 from videogen.config import Recipe, Request, as_plain, read_environment, recipe_record
 from videogen.device_profile import DeviceProfile, read_profile
@@ -118,6 +118,7 @@ class Pipeline:
             )
         pipe = self._opened[workflow]
         if isinstance(pipe, WanParts):
+            put_on_wan(pipe, self.recipe.adapters, self._shelf)
             return pipe
         put_on(denoisers(pipe)[0], self.recipe.adapters, self._shelf)
         if not self.savings.park_adaln:  # another recipe may have parked them
@@ -161,7 +162,7 @@ class Pipeline:
         record["cache"] |= {"certificate": cache.certificates[0].promise if cache.certificates and cache.lam else None, "note": note}
         record["savings"] = transforms.told
         record["expansion"] = None if expanded is None else expanded.record()
-        record["adapters"] = adapters_record(self.recipe.adapters, attached_to(denoisers(pipe)[0]))
+        record["adapters"] = adapters_record(self.recipe.adapters, [attached_to(each) for each in denoisers(pipe)])
         audio = None if raw.audio is None else np.clip(raw.audio, -1.0, 1.0)
         sound = None if raw.audio is None else hash_bytes(raw.audio.tobytes())
         record["output"] = {"frames_sha256": hash_bytes(frames.tobytes()), "audio_sha256": sound}

@@ -18,11 +18,13 @@ class Sampling:
     sigmas: Sigmas | None = None
 
 
-def settle_sampling(request: Request, recipe: Recipe, *, default_steps: int, own_shifts: tuple[float, float]) -> Sampling:
+def settle_sampling(
+    request: Request, recipe: Recipe, *, default_steps: int, own_shifts: tuple[float, float], has_sound: bool = True
+) -> Sampling:
     """The sampling of one request; the contract of the recipe's adapters stands above the recipe's and the model's defaults.
 
     Raises RequestError when the request or the recipe contradicts the contract, naming both sides and what wrote them, or
-    when the contract fixes one modality only.
+    when the contract fixes one modality only. Without sound `shift_video` is the shift, and stands in both places.
     """
     terms = recipe.adapters.terms
     if not recipe.adapters.is_settled:
@@ -31,7 +33,7 @@ def settle_sampling(request: Request, recipe: Recipe, *, default_steps: int, own
     if told:
         advice = "drop --steps, choose another adapter, or pass --lora-contract=ignore"
         raise bad("adapter contract", "; ".join(told), "a request as trained", advice)
-    shifts, sigmas = _schedule(terms, own_shifts)
+    shifts, sigmas = _schedule(terms, own_shifts) if has_sound else _one_schedule(terms, own_shifts)
     return Sampling(request.steps or terms.forwards or recipe.steps or default_steps, shifts, sigmas)
 
 
@@ -43,6 +45,12 @@ def _schedule(terms: Contract, own_shifts: tuple[float, float]) -> tuple[tuple[f
     shifts = own_shifts if terms.shift_video is None or terms.shift_audio is None else (terms.shift_video, terms.shift_audio)
     schedule = terms.schedule() if terms.sigmas else None
     return shifts, None if schedule is None else (schedule["video"], schedule["audio"])
+
+
+def _one_schedule(terms: Contract, own_shifts: tuple[float, float]) -> tuple[tuple[float, float], None]:
+    if terms.sigmas is not None:
+        raise bad("adapter contract", "explicit sigmas", "a shift: this family takes no sigma list here yet", "drop the adapter")
+    return own_shifts if terms.shift_video is None else (terms.shift_video, terms.shift_video), None
 
 
 def told_shifts(shifts: tuple[float, float], sigmas: Sigmas | None) -> str:

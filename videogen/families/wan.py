@@ -144,10 +144,11 @@ class WanFamily:
         inputs = self._inputs(request)
         width, height = self._size(request, inputs, notes)
         frames = self._frames(request, notes)
-        sampling = settle_sampling(request, recipe, default_steps=g.default_steps, own_shifts=(g.shift, g.shift))
-        if sampling.sigmas is not None:
-            raise bad("adapter contract", "explicit sigmas", "a shift", "drop the adapter: Wan's schedulers get no sigma list here yet")
-        guidance = self._guidance(request)
+        sampling = settle_sampling(request, recipe, default_steps=g.default_steps, own_shifts=(g.shift, g.shift), has_sound=False)
+        is_few_step = recipe.adapters.terms.forwards is not None and request.guidance is None
+        guidance = (1.0, 1.0) if is_few_step else self._guidance(request)
+        if is_few_step:
+            notes.append("guidance 1: adapters with a number of forwards have guidance distilled in; --guidance asks for another")
         if request.negative_prompt and guidance[0] <= 1:
             raise bad("negative prompt", f"guidance {guidance[0]:g}", "guidance above 1", "drop the negative prompt, or raise --guidance")
         return WanResolved(

@@ -1,0 +1,42 @@
+"""Which expert of Wan 2.2 an adapter is for, by the words of its file's name; and adapters put on both. Pairs come in two files."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from lora.apply import Use, attach, attached_to, identity_of
+from videogen.config import Adapters, AdapterUse
+from videogen.errors import bad
+
+HIGH, LOW, BOTH = "high", "low", "both"
+
+
+def expert_of(use: AdapterUse) -> str:
+    """`high` (the first expert), `low` (the second), or `both` where the name says neither, or says both."""
+    words = {*re.split(r"[^a-z]+", use.name.lower())} & {HIGH, LOW}
+    return words.pop() if len(words) == 1 else BOTH
+
+
+def check_pairs(adapters: Adapters) -> list[str]:
+    """Notes that say what goes where. Raises RequestError where one expert would stay as it is without a word."""
+    experts = [expert_of(use) for use in adapters.uses]
+    found = {*experts}
+    if found & {HIGH, LOW} and not {HIGH, LOW} <= found and adapters.contract != "ignore":
+        named = ", ".join(use.name for use, expert in zip(adapters.uses, experts) if expert != BOTH)
+        advice = "add the other file, or pass --lora-contract=ignore to adapt one expert only"
+        raise bad("adapter pair", f"only {named}", "a high and a low file: the model has two experts", advice)
+    where = {HIGH: "the high-noise expert", LOW: "the low-noise expert", BOTH: "both experts"}
+    return [f"{use.name}: on {where[expert]}" for use, expert in zip(adapters.uses, experts)]
+
+
+def put_on_experts(transformers: Sequence[Any], adapters: Adapters, uses: Sequence[Use]) -> None:
+    """Have exactly these adapters on the experts, each where it belongs; what is there already and the same stays."""
+    for expert, transformer in zip((HIGH, LOW), transformers):
+        own = [use for use, named in zip(uses, adapters.uses) if len(transformers) == 1 or expert_of(named) in (expert, BOTH)]
+        current = attached_to(transformer)
+        if current is not None and current.identity == identity_of(own, fuse=adapters.fuse):
+            continue
+        if current is not None:
+            current.detach()
+        if own:
+            attach(transformer, own, fuse=adapters.fuse)
