@@ -27,9 +27,9 @@ SMALL: dict[str, Any] = {"size": (64, 32), "frames": 5, "steps": 8, "seed": 3}
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (48, 64, 3), dtype=np.uint8))
 
 
-def diffusers_clip(folder: Path, request: Request, scales: tuple[float, ...]) -> Any:
+def diffusers_clip(folder: Path, request: Request, scales: tuple[float, ...], dtypes: Any = torch.float32) -> Any:
     kind = WanPipeline if request.image is None else WanImageToVideoPipeline
-    pipe = kind.from_pretrained(folder)
+    pipe = kind.from_pretrained(folder, torch_dtype=dtypes)
     pipe.set_progress_bar_config(disable=True)
     assert request.size is not None and request.seed is not None
     given: dict[str, Any] = {"prompt": request.prompt, "negative_prompt": request.negative_prompt, "num_frames": request.frames}
@@ -62,6 +62,13 @@ def test_a_plain_clip_equals_diffusers(
     result = pipeline.render(request)
     assert result.audio is None and result.record["forwards"] == 8 * (1 if scales[0] <= 1 else 2)
     assert np.array_equal(result.frames, to_uint8(diffusers_clip(folders[kind], request, scales)))
+
+
+def test_in_bfloat16_the_same_parts_stay_in_float32(folders: dict[str, Path]) -> None:
+    request = Request("a fox runs", guidance=(4.0, 3.0), **SMALL)
+    result = open_pipeline(str(folders["two"]), Recipe("half", dtype="bfloat16"), device="cpu").render(request)
+    clip = diffusers_clip(folders["two"], request, (4.0, 3.0), {"default": torch.bfloat16, "vae": torch.float32})
+    assert np.array_equal(result.frames, to_uint8(clip))
 
 
 def test_both_experts_and_both_scales_decide_the_clip(two: Pipeline, folders: dict[str, Path]) -> None:
