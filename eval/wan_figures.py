@@ -2,7 +2,7 @@
 
 `python -m eval.wan_figures --plan dense:6,all:20 --out DIR`: after a clip of 2 steps at the same shape, each arm renders one of so many
 steps. Drift and attention errors mean nothing on random weights: the cache replays a fixed list, reusing 10 of 20 steps of each stream,
-and only the arm `guarded` keeps the guard of sparse attention. A dense clip of fewer steps is scaled to the workload's by its denoising time.
+and only the arm `guarded` keeps the guard of sparse attention. A dense clip of fewer steps is scaled by its denoising time.
 """
 
 import argparse
