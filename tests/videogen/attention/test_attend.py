@@ -101,6 +101,7 @@ def test_the_kernel_is_what_the_definition_says(kernels: ModuleType, monkeypatch
         (triton_sparse.Launch(16, paired=False, has_tma=True, tail=(16, 1)), "mean"),
     ):
         check(p, launch, tail)
+    check(problem(64, 0, (32, 16), [3]), triton_sparse.Launch(32, paired=False, has_tma=True, tail=(16, 1)), "variance")  # no sinks: Wan
 
 
 def check(p: Problem, launch: triton_sparse.Launch, tail: str) -> None:
