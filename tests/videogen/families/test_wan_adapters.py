@@ -147,7 +147,9 @@ def test_a_pair_goes_to_its_experts_and_off_again(two: Pipeline, tmp_path: Path,
     with torch.no_grad():
         for weight, before in by_hand.values():
             weight.copy_(before)
-    assert merged.record["resolved"]["shifts"] != guided.record["resolved"]["shifts"]
+    for three, five in zip(merged.record["sigmas"]["video"], guided.record["sigmas"]["video"]):
+        unshifted = three / (3 - 2 * three)
+        assert five == pytest.approx(5 * unshifted / (1 + 4 * unshifted), abs=1e-5)
     assert [row["name"] for row in guided.record["adapters"]["attached"]] == ["high_noise_model", "low_noise_model"]
     plainly = two.sharing(Recipe("x", adapters=Adapters((high, low)))).render(replace(REQUEST, guidance=(4.0, 3.0)))
     assert np.abs(plainly.frames.astype(int) - merged.frames).max() <= 1 and not np.array_equal(plainly.frames, plain)
