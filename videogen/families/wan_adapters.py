@@ -13,8 +13,9 @@ HIGH, LOW, BOTH = "high", "low", "both"
 
 def expert_of(use: AdapterUse) -> str:
     """`high` (the first expert), `low` (the second), or `both` where the name says neither, or says both."""
-    words = {*re.split(r"[^a-z]+", use.name.lower())} & {HIGH, LOW}
-    return words.pop() if len(words) == 1 else BOTH
+    words = re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", use.name).lower())  # HighNoise is two words
+    named = {word.removesuffix("noise") for word in words} & {HIGH, LOW}
+    return named.pop() if len(named) == 1 else BOTH
 
 
 def check_pairs(adapters: Adapters) -> list[str]:

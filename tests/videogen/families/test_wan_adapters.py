@@ -16,6 +16,7 @@ from tests.videogen.families.wan_toy import transformer
 from videogen.adapters import settle
 from videogen.config import Adapters, AdapterUse, Recipe, Request
 from videogen.errors import RequestError
+from videogen.families.wan_adapters import expert_of
 from videogen.pipeline import Pipeline
 from videogen.source import find_model
 
@@ -153,6 +154,21 @@ def test_a_pair_goes_to_its_experts_and_off_again(two: Pipeline, tmp_path: Path,
     assert [row["name"] for row in guided.record["adapters"]["attached"]] == ["high_noise_model", "low_noise_model"]
     plainly = two.sharing(Recipe("x", adapters=Adapters((high, low)))).render(replace(REQUEST, guidance=(4.0, 3.0)))
     assert np.abs(plainly.frames.astype(int) - merged.frames).max() <= 1 and not np.array_equal(plainly.frames, plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "expert"),
+    [
+        ("high_noise_model.safetensors", "high"),
+        ("Wan22_A14B_T2V_LOW_4steps.safetensors", "low"),
+        ("HighNoise-v2.safetensors", "high"),
+        ("wan22-lownoise.safetensors", "low"),
+        ("highway_style.safetensors", "both"),
+        ("high_and_low.safetensors", "both"),
+    ],
+)
+def test_the_name_says_the_expert(name: str, expert: str) -> None:
+    assert expert_of(AdapterUse(f"/low/{name}")) == expert
 
 
 def test_a_file_for_neither_goes_to_both(two: Pipeline, tmp_path: Path) -> None:
