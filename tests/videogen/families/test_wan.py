@@ -43,7 +43,6 @@ def diffusers_clip(folder: Path, request: Request, scales: tuple[float, ...], dt
 @pytest.mark.parametrize(
     ("kind", "has_image", "scales"),
     [
-        ("one", False, (5.0,)),
         ("one", False, (1.0,)),
         ("two", False, (4.0, 3.0)),
         ("i2v", True, (3.5, 3.5)),

@@ -17,7 +17,7 @@ from videogen.families.wan_cache import Schedule
 from videogen.families.wan_pipeline import schedule_of
 from videogen.pipeline import Pipeline, open_pipeline
 
-REQUEST = Request("a fox runs", size=(128, 64), frames=17, steps=10, seed=3, negative_prompt="blur")  # 5x4x8 rows
+REQUEST = Request("a fox runs", size=(128, 64), frames=9, steps=10, seed=3, negative_prompt="blur")  # 3x4x8 rows
 SPARSE = SparseAttention(budget=0.5, min_rows=0, tile=(2, 2, 2), block=(8, 4), dense_first=0.2)
 
 
@@ -77,7 +77,7 @@ def test_a_given_first_frame_is_exact_and_short_clips_stay_dense(folders: dict[s
     request = replace(REQUEST, image=Image.new("RGB", (64, 32), (9, 200, 30)), size=(256, 128), steps=3)
     assert schedule_of(model.load("i2v").pipe, model.family.resolve(request, Recipe())).begin == 32
     told = model.sharing(Recipe("sparse", sparse=SPARSE)).render(request).record["attention"]
-    assert told["rows"] == {"all": 160, "exact": 32} and told["calls"]["sparse"]
+    assert told["rows"] == {"all": 96, "exact": 32} and told["calls"]["sparse"]
     short = two.sharing(Recipe("short", sparse=SparseAttention(budget=0.5))).render(replace(REQUEST, steps=2))
     assert short.record["attention"]["backend"] == "dense" and "short" in short.record["attention"]["reason"]
     assert np.array_equal(short.frames, two.render(replace(REQUEST, steps=2)).frames)
