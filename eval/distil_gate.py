@@ -173,7 +173,7 @@ def main() -> None:
     p.add_argument("--number", type=int, default=256, help="requests of each workflow")
     p.add_argument("--workflows", nargs="*", choices=prompts.WORKFLOWS, default=list(prompts.WORKFLOWS))
     p.add_argument("--frames", type=int, default=FULL)
-    p.add_argument("--canvas", choices=("small", "large"), default="small", help="160x96 or 256x144")
+    p.add_argument("--canvas", choices=tuple(sizes.CANVASES), default="small", help="160x96 or 256x144")
     p.add_argument("--batch", type=int, default=32)
     args = p.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -181,7 +181,7 @@ def main() -> None:
     geometry = read_geometry(args.folder, {})
     models, model = Models(args.folder, device), load_transformer(args.folder, device)
     arms = arms_of(model, args.adapters, (geometry.audio_shift, geometry.video_shift))
-    canvas = sizes.SMALL if args.canvas == "small" else sizes.LARGE
+    canvas = sizes.CANVASES[args.canvas]
     for workflow in args.workflows:
         gate = Gate(models, model, workflow, args.number, num_frames=args.frames, batch=args.batch, canvas=canvas)
         found: dict[str, Found] = {}

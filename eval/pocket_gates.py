@@ -177,7 +177,7 @@ def main() -> None:
     p = options()
     p.add_argument("what", choices=("vae", "train", "curve"))
     p.add_argument("--number", type=int, default=128, help="requests of each workflow")
-    p.add_argument("--canvas", choices=("small", "large"), default="small", help="for the curve: 160x96 or 256x144")
+    p.add_argument("--canvas", choices=tuple(sizes.CANVASES), default="small", help="for the curve: 160x96 or 256x144")
     p.add_argument("--workflows", nargs="*", choices=prompts.WORKFLOWS, help="for the curve; all by default")
     args = p.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -197,7 +197,7 @@ def main() -> None:
         trainer = train(args)
     if args.what == "curve":
         trainer.forward.compiled_sampling = device.type == "cuda"
-        canvas = sizes.SMALL if args.canvas == "small" else sizes.LARGE
+        canvas = sizes.CANVASES[args.canvas]
         curve(trainer, args.out, dict.fromkeys(args.workflows or prompts.WORKFLOWS, args.number), canvas)
 
 

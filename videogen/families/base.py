@@ -1,8 +1,9 @@
 """What every model family answers before a weight loads; knows no family by name."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from PIL import Image
 
@@ -89,3 +90,17 @@ def open_input(role: str, media: Media) -> Input:
         raise bad(role, media, "a path or a PIL picture", "pass the file's path")
     file = check_image(Path(media))
     return Input(role, file.path, file.path.name, file.sha256, file.width, file.height)
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """One JSON object of a model folder. Raises RequestError where it is missing or none."""
+    path = folder / name
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise bad("model folder", str(folder), f"a file {name}", "check the path, or download the model again") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise bad(f"model file {path}", str(error), "valid JSON", "download the model again") from None
+    if not isinstance(value, dict):
+        raise bad(f"model file {path}", type(value).__name__, "a JSON object", "download the model again")
+    return value

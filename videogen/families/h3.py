@@ -4,7 +4,6 @@ The arithmetic restates diffusers 0.42.1 (`modular_pipelines/minimax_h3/modular_
 a test holds the two equal.
 """
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from videogen.config import Recipe, Request
 from videogen.errors import bad
-from videogen.families.base import Estimate, Input, Resolved, open_input
+from videogen.families.base import Estimate, Input, Resolved, open_input, read_json
 from videogen.sampling import settle_sampling
 
 FPS = 24
@@ -51,23 +50,10 @@ class H3Geometry:
         return whole - (whole - self.latents_per_chunk) % self.frames_per_chunk
 
 
-def _read_json(folder: Path, name: str) -> dict[str, Any]:
-    path = folder / name
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise bad("model folder", str(folder), f"a file {name}", "check the path, or download the model again") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise bad(f"model file {path}", str(error), "valid JSON", "download the model again") from None
-    if not isinstance(value, dict):
-        raise bad(f"model file {path}", type(value).__name__, "a JSON object", "download the model again")
-    return value
-
-
 def read_geometry(folder: Path, card: dict[str, Any]) -> H3Geometry:
     """Read the geometry from a folder's index and configs; `card` may shorten the shortest clip or the default steps."""
-    index = _read_json(folder, "modular_model_index.json")
-    vae, dit = _read_json(folder / "vae", "config.json"), _read_json(folder / "transformer", "config.json")
+    index = read_json(folder, "modular_model_index.json")
+    vae, dit = read_json(folder / "vae", "config.json"), read_json(folder / "transformer", "config.json")
     clip_length = int(vae["clip_length"])
     return H3Geometry(
         canvas_multiple=math.prod(vae["spatial_downsample_factors"]) * int(dit["patch_size"][2]),
@@ -82,8 +68,8 @@ def read_geometry(folder: Path, card: dict[str, Any]) -> H3Geometry:
         ffn_dim=int(dit["ffn_dim"]),
         attention_dim=int(dit["num_attention_heads"]) * int(dit["attention_head_dim"]),
         default_steps=int(card.get("default_steps", DEFAULT_STEPS)),
-        video_shift=float(_read_json(folder / "scheduler", "scheduler_config.json").get("shift", DEFAULT_SHIFT)),
-        audio_shift=float(_read_json(folder / "audio_scheduler", "scheduler_config.json").get("shift", DEFAULT_SHIFT)),
+        video_shift=float(read_json(folder / "scheduler", "scheduler_config.json").get("shift", DEFAULT_SHIFT)),
+        audio_shift=float(read_json(folder / "audio_scheduler", "scheduler_config.json").get("shift", DEFAULT_SHIFT)),
     )
 
 

@@ -3,7 +3,6 @@
 One folder is text to video, image to video, or both (TI2V 5B); it has one expert or two, the second below `boundary`.
 """
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from videogen.config import Recipe, Request
 from videogen.errors import bad
-from videogen.families.base import Estimate, Input, Resolved, open_input
+from videogen.families.base import Estimate, Input, Resolved, open_input, read_json
 from videogen.sampling import settle_sampling
 
 INDEX = "model_index.json"
@@ -60,20 +59,6 @@ class WanResolved(Resolved):
     def is_guided(self) -> bool:
         """Whether a second forward a step is made; diffusers asks the first scale alone."""
         return self.guidance[0] > 1
-
-
-def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """One JSON object of a model folder. Raises RequestError where it is missing or none."""
-    path = folder / name
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise bad("model folder", str(folder), f"a file {name}", "check the path, or download the model again") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise bad(f"model file {path}", str(error), "valid JSON", "download the model again") from None
-    if not isinstance(value, dict):
-        raise bad(f"model file {path}", type(value).__name__, "a JSON object", "download the model again")
-    return value
 
 
 def has_component(index: dict[str, Any], name: str) -> bool:

@@ -10,7 +10,8 @@ from diffusers import WanImageToVideoPipeline, WanPipeline
 from diffusers.modular_pipelines.modular_pipeline_utils import ComponentSpec
 
 from videogen.errors import EnvironmentFault, say
-from videogen.families.wan import I2V, INDEX, has_component, read_json
+from videogen.families.base import read_json
+from videogen.families.wan import I2V, INDEX, has_component
 
 _SETTINGS = ("boundary_ratio", "expand_timesteps")
 _UNUSED_BY_TEXT = ("image_encoder", "image_processor")

@@ -105,3 +105,4 @@ VIDEO_PIXELS = {"shortest_edge": 32**2, "longest_edge": 64 * 32**2}
 CANVAS = {"canvas_short_edge": 96, "canvas_max_pixels": 96 * 160, "reference_image_short_edge": 96}
 HEIGHT, WIDTH = 96, 160
 SMALL, LARGE = (HEIGHT, WIDTH), (144, 256)  # the canvases trained, height and width
+CANVASES = {"small": SMALL, "large": LARGE}
