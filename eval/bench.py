@@ -20,8 +20,9 @@ from eval.timing import Clock, CpuClock, WallClock, synchronizer
 from videogen.config import Recipe, recipe_record
 from videogen.errors import EnvironmentFault, say
 from videogen.jobs.run import write_result
+from videogen.machine import peak_memory_mb
 from videogen.media import Encoding
-from videogen.pipeline import Pipeline, peak_memory_mb
+from videogen.pipeline import Pipeline
 
 SCHEMA = "videogen.bench/2"
 Told = Callable[[str], None]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from videogen.config import read_environment
-from videogen.pipeline import software
+from videogen.machine import software
 
 COMPARED = ("cpu", "cpus", "gpus", "memory_gb", "software")
 _ROOT = Path(__file__).parent.parent

@@ -16,7 +16,8 @@ from eval.report_folder import make_folder
 from videogen.config import Request
 from videogen.errors import EnvironmentFault, VideogenError, say
 from videogen.identity import canonical_json
-from videogen.jobs.run import CLIP_ERRORS, write_json, write_result
+from videogen.jobs.faults import CLIP_ERRORS
+from videogen.jobs.run import write_json, write_result
 from videogen.media import Encoding, encode_files
 from videogen.pocket.captions import Scene
 from videogen.pocket.world import Layout

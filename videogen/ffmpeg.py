@@ -1,5 +1,6 @@
 """Runs the ffmpeg binary that imageio-ffmpeg ships, with time limits, and reads clips back through it; never writes a clip."""
 
+import signal
 import subprocess
 from dataclasses import dataclass
 from fractions import Fraction
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from videogen.errors import EnvironmentFault, bad, say
+from videogen.errors import ClipFault, EnvironmentFault, bad, say
 
 try:  # without it everything but files still works
     import imageio_ffmpeg
@@ -20,6 +21,8 @@ READ_LIMIT_S = 600.0
 # swscale truncates by default, which darkens a clip by half a grey level on every conversion
 EXACT_SCALE = "scale=flags=accurate_rnd+full_chroma_int+full_chroma_inp"
 _TAIL_LINES = 8
+# with these in its last lines the next clip would fail too
+_OF_THE_DISK = ("No space left", "Read-only file system", "Permission denied", "quota exceeded", "File too large", "Input/output error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +55,16 @@ class _Decoded:
 
 
 def run_ffmpeg(*args: str, stdin: memoryview | None = None, limit_s: float = READ_LIMIT_S, cwd: Path | None = None) -> tuple[bytes, str]:
-    """Standard output and error text; `EnvironmentFault` with ffmpeg's last lines when it fails or takes over `limit_s` seconds."""
+    """Standard output and error text; `ClipFault` with ffmpeg's last lines when it fails or takes over `limit_s` seconds.
+
+    Raises `EnvironmentFault` where those lines say that it is the disk.
+    """
     done = _spawn(args, stdin, limit_s, cwd)
     if done.returncode != 0:
-        raise EnvironmentFault(say("ffmpeg", f"exit status {done.returncode}", "0", f"see its last lines{_tail(done.stderr)}"))
+        tail = _tail(done.stderr)
+        is_of_the_disk = done.returncode == -signal.SIGXFSZ or any(words in tail for words in _OF_THE_DISK)
+        kind, advice = (EnvironmentFault, "make room on the disk") if is_of_the_disk else (ClipFault, "render it again")
+        raise kind(say("ffmpeg", f"exit status {done.returncode}", "0", f"{advice}; its last lines{tail or ': none'}"))
     return done.stdout, done.stderr.decode(errors="replace")
 
 
@@ -147,7 +156,8 @@ def _spawn(args: tuple[str, ...], stdin: memoryview | None, limit_s: float, cwd:
     try:
         return subprocess.run(command, capture_output=True, timeout=limit_s, cwd=cwd, process_group=0, check=False, **feed)
     except subprocess.TimeoutExpired as error:
-        raise EnvironmentFault(say("ffmpeg", f"no end after {limit_s:g} s", "an end", f"it was stopped{_tail(error.stderr)}")) from error
+        advice = f"it was stopped; render it again, on a machine with less to do{_tail(error.stderr)}"
+        raise ClipFault(say("ffmpeg", f"no end after {limit_s:g} s", "an end", advice)) from error
     except OSError as error:
         raise EnvironmentFault(say("ffmpeg", error, "a runnable binary", "reinstall imageio-ffmpeg")) from error
 

@@ -4,6 +4,7 @@ import hashlib
 import math
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from videogen.errors import EnvironmentFault, bad, say
+from videogen.errors import ClipFault, EnvironmentFault, RequestError, bad, say
 from videogen.ffmpeg import EXACT_SCALE, ClipInfo, file_url, probe, read_audio, read_comment, read_frames, run_ffmpeg
 
 __all__ = [
@@ -84,14 +85,30 @@ def to_uint8(frames: NDArray[Any]) -> NDArray[np.uint8]:
     return pixels
 
 
+OnChecked = Callable[[ClipInfo, Path], None]
+
+
+def ignore(_info: ClipInfo, _part: Path) -> None:
+    """The do-nothing listener."""
+
+
 def write_clip(
-    path: Path, frames: NDArray[Any], audio: NDArray[Any] | None, *, fps: float, sampling_rate: int, encoding: Encoding, comment: str
+    path: Path,
+    frames: NDArray[Any],
+    audio: NDArray[Any] | None,
+    *,
+    fps: float,
+    sampling_rate: int,
+    encoding: Encoding,
+    comment: str,
+    on_checked: OnChecked = ignore,
 ) -> ClipInfo:
     """Write `path` (NAME.mp4) and its companions, read them back, and only then give them their names.
 
     `frames` is (F, H, W, 3) as for `to_uint8`; `audio` is (1 or 2 channels, samples) floats in [-1, 1], cut or padded with
-    silence to F / fps seconds, or None for a clip without sound. `comment` becomes the comment tag. Raises `RequestError` on
-    bad input, `EnvironmentFault` when writing fails or what was read back differs; then nothing new is left behind.
+    silence to F / fps seconds, or None for a clip without sound. `comment` becomes the comment tag. `on_checked` gets what was
+    read back and the finished file, which has no name yet. Raises `RequestError` on bad input, `EnvironmentFault` when the disk
+    refuses, `ClipFault` when ffmpeg fails or what was read back differs; then nothing new is left behind.
     """
     if not (math.isfinite(fps) and 0 < fps <= 1000):
         raise bad("fps", fps, "above 0 and at most 1000", "use the model's rate")
@@ -111,9 +128,11 @@ def write_clip(
             _encode_lossless(path, pixels, sound, rate, limit_s)
         if encoding.save_frames:
             _encode_pngs(path, pixels, rate, limit_s)
+        on_checked(info, _part(path))
         _publish(encode_files(path, encoding))
     except OSError as error:
-        raise EnvironmentFault(say(f"clip {path}", error, "a writable folder with space", "free space, then render it again")) from error
+        advice = "free space, then run the same command to go on"
+        raise EnvironmentFault(say(f"clip {path}", error, "a writable folder with space", advice)) from error
     finally:
         discard_partial(path)
     return info
@@ -185,7 +204,10 @@ def _encode_mp4(path: Path, pixels: NDArray[np.uint8], sound: tuple[str, ...], r
     heard = ("-map", "1:a", *_AAC) if sound else ()
     store = ("-movflags", "+faststart", "-f", "mp4", file_url(_part(path)))
     run_ffmpeg(*_picture(pixels, rate), *sound, *tags, *video, *heard, *store, stdin=pixels.reshape(-1).data, limit_s=limit_s)
-    return probe(_part(path))
+    try:
+        return probe(_part(path))
+    except RequestError as error:
+        raise ClipFault(say(f"clip {path} read back", error, "every frame", "nothing was kept; render it again")) from error
 
 
 def _compare(
@@ -199,14 +221,14 @@ def _compare(
     got = ((info.frames, info.width, info.height), stored, heard)
     if got != expected or abs(info.duration_s - num_frames / fps) > 1e-3:
         found, wanted = f"{got} lasting {info.duration_s:.4f} s", f"{expected} lasting {num_frames / fps:.4f} s"
-        raise EnvironmentFault(say(f"clip {path} read back", found, wanted, "nothing was kept; render it again"))
+        raise ClipFault(say(f"clip {path} read back", found, wanted, "nothing was kept; render it again"))
 
 
 def _compare_comment(path: Path, comment: str) -> None:
     stored = read_comment(_part(path)) or ""
     if stored != comment:
         found, wanted = f"{len(stored)} characters", f"the {len(comment)} characters given"
-        raise EnvironmentFault(say(f"comment tag of {path} read back", found, wanted, "nothing was kept; report this comment"))
+        raise ClipFault(say(f"comment tag of {path} read back", found, wanted, "nothing was kept; report this comment"))
 
 
 def _encode_lossless(path: Path, pixels: NDArray[np.uint8], sound: tuple[str, ...], rate: Fraction, limit_s: float) -> None:
@@ -233,7 +255,7 @@ def _compare_exactly(part: Path, pixels: NDArray[np.uint8], limit_s: float, *sou
     stdout, _ = run_ffmpeg("-xerror", *source, *sink, limit_s=limit_s, cwd=part if part.is_dir() else None)
     found, wanted = stdout.decode().strip(), f"SHA256={hashlib.sha256(pixels.data).hexdigest()}"
     if found != wanted:
-        raise EnvironmentFault(say(f"{part.name} read back", found, wanted, "nothing was kept; render it again"))
+        raise ClipFault(say(f"{part.name} read back", found, wanted, "nothing was kept; render it again"))
 
 
 def _publish(files: list[Path]) -> None:

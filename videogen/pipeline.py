@@ -1,33 +1,30 @@
 """The composition root: opens a model with a recipe and renders requests; the only place that attaches things."""
 
 import logging
-import platform
-import resource
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-import diffusers
 import numpy as np
 import torch
-import transformers
 
 from caches.certificate import Fingerprint
 from lora.apply import attached_to
-from videogen import __version__
 from videogen.adapters import Shelf, adapters_record, put_on, put_on_wan, settle
 from videogen.certificates import certified, fingerprint
 from videogen.config import Recipe, Request, as_plain, read_environment, recipe_record
 from videogen.device_profile import DeviceProfile, read_profile
 from videogen.errors import bad
 from videogen.families import h3_pipeline, wan_pipeline
-from videogen.families.base import Resolved
+from videogen.families.base import Resolved, check_unchanged
 from videogen.families.wan_parts import WanParts
 from videogen.identity import hash_bytes
 from videogen.images import picture_of
 from videogen.load import load_pipeline, pick_device, pick_dtype
+from videogen.machine import hardware, peak_memory_mb, software
 from videogen.media import to_uint8
+from videogen.memory import collect, once_more
 from videogen.parallel.sharding import ALONE, Sharding
 from videogen.parallel.weights import WHOLE, Placement
 from videogen.progress import OnEvent, PhaseClock, StopFlag, ignore
@@ -107,6 +104,31 @@ class Pipeline:
         other._expander = self._expander
         return other
 
+    def let_go(self) -> None:
+        """Forget the weights and all that is kept beside them, for every pipeline that shares them: the next clip loads them anew."""
+        for kept in (self._opened, self._shared, self._expander._writers):
+            kept.clear()
+        self._kept.clear()
+        collect()
+
+    def _smaller(self) -> "Pipeline":
+        """The same clips in less memory, bit for bit where weights still lie whole on a device: they wait in host memory then.
+
+        Where they do already, the decoder takes one tile a call. Nothing is kept for later requests.
+        """
+        placement, more = self.placement, dict[str, Any](encodings=0)
+        if self.device.type == "cpu":
+            more |= {"adaln_tables": False}
+        elif placement.kind in ("whole", "parked") and placement.text != "visiting":
+            kind = "whole" if self.source.is_wan else "parked" if self.savings.matmul == "float8" else "offload"
+            placement = Placement(kind, None, "visiting")
+        else:
+            more |= {"decode_batch": min(1, self.savings.decode_batch)}
+        other = Pipeline(self.source, self.family, self.recipe, self.device, self.profile, self.sharding, placement)
+        other.savings, other._expander = replace(other.savings, **more), self._expander
+        other._opened, other._shared, other._kept = self._opened, self._shared, self._kept
+        return other
+
     def load(self, workflow: str) -> Any:
         """Diffusers' pipeline for a workflow, loaded once, with the adapters of this recipe and no others on its transformer.
 
@@ -135,13 +157,21 @@ class Pipeline:
     ) -> Result:
         """Render one clip. The seed is the request's, else `seed`, else drawn; it is in the record either way.
 
-        Raises RequestError before any weight loads, EnvironmentFault when the model cannot load, CancelledRender
-        when `stop` is set.
+        What runs out of memory is rendered once more in less of it. Raises RequestError before any weight loads,
+        EnvironmentFault when the model cannot load, CancelledRender when `stop` is set, DoesNotFit.
         """
         resolved = request if isinstance(request, Resolved) else self.family.resolve(request, self.recipe)
         if resolved.adapters != self.recipe.adapters.identity:
             raise bad("request", "settled for other adapters", f"those of {self.recipe.name}", "settle it with this pipeline's recipe")
+        check_unchanged(resolved.inputs)
         used_seed = self.sharding.same(next(s for s in (resolved.seed, seed, draw_seed()) if s is not None))
+        what = f"clip {resolved.width}x{resolved.height}, {resolved.frames} frames"
+        again = None  # ranks that share a clip could only try again together
+        if self.sharding is ALONE:
+            again = lambda: self._smaller()._render(resolved, used_seed, on_event, stop)  # noqa: E731
+        return once_more(what, lambda: self._render(resolved, used_seed, on_event, stop), self.let_go, again)
+
+    def _render(self, resolved: Resolved, used_seed: int, on_event: OnEvent, stop: StopFlag | None) -> Result:
         cache, note = certified(self.recipe.cache, self.stratum(resolved))
         if note:
             logger.warning("%s", note)
@@ -235,30 +265,6 @@ class Pipeline:
 def denoisers(pipe: Any) -> tuple[Any, ...]:
     """The transformers that a workflow's loop asks, in the order in which it does."""
     return pipe.transformers if isinstance(pipe, WanParts) else (h3_pipeline.transformer_of(pipe),)
-
-
-def software() -> dict[str, str]:
-    """Versions that decide a clip."""
-    return {
-        "videogen": __version__,
-        "torch": torch.__version__,
-        "diffusers": diffusers.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-    }
-
-
-def hardware(device: torch.device) -> dict[str, Any]:
-    """Where the clip was computed; no host or user name."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {"device": device.type, "name": name, "threads": torch.get_num_threads()}
-
-
-def peak_memory_mb(device: torch.device) -> float:
-    """Most memory in use so far: of the device for CUDA, of the process otherwise. Megabytes of 10^6 bytes."""
-    if device.type == "cuda":
-        return round(torch.cuda.max_memory_allocated(device) / 1e6, 1)
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3, 1)
 
 
 def open_pipeline(

@@ -11,7 +11,7 @@ from videogen import __version__
 from videogen.cli import doctor, lora, models, plan, render, serve, status, text
 from videogen.cli import inspect as inspect_command
 from videogen.config import Environment, read_environment
-from videogen.errors import EnvironmentFault, RequestError, VideogenError
+from videogen.errors import DoesNotFit, EnvironmentFault, RequestError, VideogenError
 
 _ABOVE = {
     "bench": "clips per hour",
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RequestError as error:
         print(f"videogen: {error}", file=sys.stderr)
         return USAGE
-    except EnvironmentFault as error:
+    except (EnvironmentFault, DoesNotFit) as error:
         print(f"videogen: {error}", file=sys.stderr)
         return ENVIRONMENT
     except VideogenError as error:  # a rank that shares this one's clips is gone

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -17,7 +17,7 @@ from videogen.cli.planning import Wanted, no_duplicates_note, read_wanted, settl
 from videogen.cli.screen import make_screen
 from videogen.config import Environment, Recipe, read_environment
 from videogen.errors import bad
-from videogen.jobs.journal import Journal, locked, read_journal
+from videogen.jobs.journal import JOURNAL, Journal, locked, read_journal
 from videogen.jobs.plan import Clip
 from videogen.jobs.run import Renderer, Summary, run_clips, sweep
 from videogen.progress import StopFlag
@@ -54,7 +54,8 @@ def signals(stop: StopFlag) -> Iterator[list[int]]:
             raise KeyboardInterrupt
         stop.set()
         # straight to the descriptor: the signal may have come inside a write of the same stream, which is not reentrant
-        os.write(2, b"videogen: stopping after this step; once more stops at once\n")
+        with suppress(OSError):  # nobody listens any more
+            os.write(2, b"videogen: stopping after this step; once more stops at once\n")
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -105,6 +106,8 @@ def exit_code(summary: Summary, came: list[int]) -> int:
 
 def settle(wanted: Wanted, args: argparse.Namespace, journal: Journal) -> list[Clip]:
     """The clips, with seeds that are drawn now written down, and what the user should know of them."""
+    if journal.damaged:
+        logger.warning("%s: %d damaged lines passed over; sidecars say what was finished", journal.folder / JOURNAL, journal.damaged)
     clips = settle_clips(wanted, args, journal, lambda key, seed: journal.append("seed", draft=key, seed=seed))
     for note in [no_duplicates_note(wanted, clips), *sorted({note for clip in clips for note in clip.draft.resolved.notes})]:
         if note:
@@ -152,10 +155,11 @@ def report(args: argparse.Namespace, wanted: Wanted, summary: Summary, *, lost: 
         if "file" in row:
             print(row["file"] + (" (finished before; --seed or --no-resume makes another)" if row["state"] == "skipped" else ""))
         elif row["state"] == "failed":
-            print(f"videogen: {row['name']} failed: {row['error']}", file=sys.stderr)
-    if len(summary.rows) > 1 or summary.is_stopped or lost:
+            print(f"videogen: {row['place']}: {row['name']} failed: {row['error']}", file=sys.stderr)
+    if len(summary.rows) > 1 or summary.is_stopped or lost or counts["failed"]:
         left = more.get("left", 0)
         told = ", ".join(f"{number} {state}" for state, number in [*counts.items(), ("left", left)] if number)
         died = f"; {lost} worker{'s' if lost > 1 else ''} died" if lost else ""
         again = f"{'; stopped' if summary.is_stopped else ''}, run the same command to go on" if summary.is_stopped or left else ""
+        again = again or (", run the same command to try what failed again" if counts["failed"] else "")
         print(f"{told or 'nothing done'}{died}{again}", file=sys.stderr)

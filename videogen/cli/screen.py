@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -32,6 +33,12 @@ def _size(clip: Clip) -> str:
     return f"{r.workflow} {r.width}x{r.height}, {r.frames} frames, {r.steps} steps, seed {clip.seed}"
 
 
+def tell(text: str) -> None:
+    """A line on standard error; where that is gone (a closed pipe, a full disk) clips matter more than being heard."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
 class PlainScreen(QuietScreen):
     """A line per clip and phase, and at most one line in ten seconds between: fit for logs."""
 
@@ -41,7 +48,7 @@ class PlainScreen(QuietScreen):
         self._where = ""
 
     def _say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        tell(text)
         self._last = time.monotonic()
 
     def begin(self, clip: Clip, number: int, total: int) -> None:
@@ -73,7 +80,7 @@ class JsonScreen(QuietScreen):
         self._clip: dict[str, Any] = {}
 
     def _emit(self, **values: Any) -> None:
-        print(json.dumps(self._clip | values), file=sys.stderr, flush=True)
+        tell(json.dumps(self._clip | values))
 
     def begin(self, clip: Clip, number: int, total: int) -> None:
         """`{"event": "begin", ...}`."""

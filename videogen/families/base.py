@@ -1,6 +1,7 @@
 """What every model family answers before a weight loads; knows no family by name."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,7 +10,7 @@ from PIL import Image
 
 from videogen.config import Media, Recipe, Request
 from videogen.errors import bad
-from videogen.identity import hash_picture
+from videogen.identity import hash_file, hash_picture
 from videogen.images import check_image
 from videogen.sampling import Sigmas
 from videogen.text.source import TextSource
@@ -90,6 +91,22 @@ def open_input(role: str, media: Media) -> Input:
         raise bad(role, media, "a path or a PIL picture", "pass the file's path")
     file = check_image(Path(media))
     return Input(role, file.path, file.path.name, file.sha256, file.width, file.height)
+
+
+def check_unchanged(inputs: Sequence[Input]) -> None:
+    """Whether the picture files are still those that were checked: hours may lie between.
+
+    Raises RequestError for one that is gone or was written to.
+    """
+    for each in inputs:
+        if isinstance(each.media, Path):
+            try:
+                found = hash_file(each.media)
+            except OSError as error:
+                raise bad(f"{each.role} {str(each.media)!r}", error.strerror, "the file that was planned with", "put it back") from None
+            if found != each.sha256:
+                advice = "put it back, or run the command again to use the new one"
+                raise bad(f"{each.role} {str(each.media)!r}", "another content than when the job was planned", "an unchanged file", advice)
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 There is no second denoising loop here: diffusers' loop block runs, and its progress bar is replaced by one that reports.
 """
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -56,6 +57,18 @@ def _reporting(pipe: Any, clock: PhaseClock) -> Iterator[None]:
         yield
     finally:
         del loop.progress_bar
+
+
+@contextmanager
+def _unsaid() -> Iterator[None]:
+    """Diffusers' blocks log the trace of every error they pass on; who catches it says what it means."""
+    log = logging.getLogger(PipelineState.__module__)
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 @contextmanager
@@ -197,7 +210,7 @@ def run(
     """
     transforms = transforms or Transforms(Savings(), Kept(), resolved)
     state = open_state(pipe, resolved, seed)
-    with torch.no_grad(), _reporting(pipe, clock), _scheduled(pipe, resolved):
+    with torch.no_grad(), _unsaid(), _reporting(pipe, clock), _scheduled(pipe, resolved):
         for name, block in pipe._blocks.sub_blocks.items():
             clock.enter(_phase(name))
             if name != LOOP:

@@ -36,13 +36,17 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """One clip to render: its draft, seed, identity (hash of everything that decides it) and name without ending."""
+    """One clip to render: its draft, seed, identity (hash of everything that decides it) and name without ending.
+
+    drawn: what a drawn seed is known by, empty where the job names one.
+    """
 
     draft: Draft
     seed: int
     job_id: str
     name: str
     is_done: bool = False
+    drawn: str = ""
 
 
 def _whole(place: str, key: str, value: Any) -> int:
@@ -232,16 +236,16 @@ class SeedBook:
     _drawn: dict[str, int] = field(default_factory=dict)
     _occurrence: Counter[str] = field(default_factory=Counter)
 
-    def seed(self, settings_hash: str) -> int:
-        """The seed of the next draft with these settings; one for all drafts when there is a shared key."""
+    def seed(self, settings_hash: str) -> tuple[int, str]:
+        """The seed of the next draft with these settings, and what it is known by; one for all drafts when there is a shared key."""
         key = self.shared_key or f"{settings_hash}:{self._occurrence[settings_hash]}"
         self._occurrence[settings_hash] += 1
         if key in self.known:
-            return self.known[key]
+            return self.known[key], key
         if key not in self._drawn:
             self._drawn[key] = self.draw()
             self.remember(key, self._drawn[key])
-        return self._drawn[key]
+        return self._drawn[key], key
 
 
 def settle(
@@ -264,7 +268,7 @@ def settle(
     for index, draft in enumerate(drafts, 1):
         settings = identity_settings(draft, model[1], encoding)
         asked = draft.resolved.seed
-        seed = seeds.seed(hash_settings(settings)) if asked is None else asked
+        seed, drawn = seeds.seed(hash_settings(settings)) if asked is None else (asked, "")
         job_id = hash_settings(settings | {"seed": seed})
         if job_id in clips:
             continue
@@ -274,7 +278,7 @@ def settle(
             wanted = render_name(draft.output or template, _name_values(draft, index, seed, model[0]))
             name = distinct(wanted, lambda lowered: lowered in owners or is_taken(lowered))
         owners[name.lower()] = job_id
-        clips[job_id] = Clip(draft, seed, job_id, name, is_resumed and journal.is_done(job_id))
+        clips[job_id] = Clip(draft, seed, job_id, name, is_resumed and journal.is_done(job_id), drawn)
     return list(clips.values())
 
 

@@ -13,16 +13,14 @@ from videogen.config import Recipe, as_plain
 from videogen.errors import CancelledRender, EnvironmentFault, say
 from videogen.families.base import Resolved
 from videogen.identity import canonical_json, hash_file
+from videogen.jobs.faults import CLIP_ERRORS, describe, ends_the_run, is_of_machine, refuse_to_go_on
 from videogen.jobs.journal import Journal
 from videogen.jobs.plan import Clip
-from videogen.media import ClipInfo, Encoding, discard_partial, encode_files, write_clip
+from videogen.media import ClipInfo, Encoding, OnChecked, discard_partial, encode_files, ignore, write_clip
 from videogen.progress import Event, OnEvent, StopFlag
 from videogen.result import Result
 
 logger = logging.getLogger(__name__)
-
-# What one clip can raise without saying anything about the next one. EnvironmentFault ends the run: the next would fail too.
-CLIP_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, MemoryError, AssertionError)
 
 
 class Renderer(Protocol):
@@ -86,10 +84,11 @@ IN_ORDER = InOrder()
 
 @dataclass(slots=True)
 class Summary:
-    """How a run went: clip rows in plan order, and whether it was stopped."""
+    """How a run went: clip rows in plan order, whether it was stopped, and whether the machine failed at its last clip."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     is_stopped: bool = False
+    is_shaken: bool = False
 
     def count(self, state: str) -> int:
         """How many clips ended in this state."""
@@ -126,49 +125,63 @@ def run_clips(
     """
     summary = Summary()
     opened: dict[str, Renderer] = {}
+
+    def renderer_of(recipe: Recipe) -> Renderer:
+        key = canonical_json(as_plain(recipe))
+        if key not in opened:
+            opened[key] = open_renderer(recipe)
+        return opened[key]
+
     for number, clip in queue.take(clips, stop):
         screen.begin(clip, number, len(clips))
         if clip.is_done:
+            journal.confirm(clip.job_id)
             screen.end(clip, "skipped", 0.0, str(journal.folder / f"{clip.name}.mp4"))
             summary.rows.append(row_of(clip, "skipped", journal.folder))
-            continue
-        key = canonical_json(as_plain(clip.draft.recipe))
-        if key not in opened:
-            opened[key] = open_renderer(clip.draft.recipe)
-        if not _run_one(clip, opened[key], journal, encoding, screen, stop, summary):
+        elif not _run_one(clip, renderer_of, journal, encoding, screen, stop, summary):
             break
     summary.is_stopped |= stop.wanted and len(summary.rows) < len(clips)
     return summary
 
 
 def _run_one(
-    clip: Clip, renderer: Renderer, journal: Journal, encoding: Encoding, screen: Screen, stop: StopFlag, summary: Summary
+    clip: Clip,
+    renderer_of: Callable[[Recipe], Renderer],
+    journal: Journal,
+    encoding: Encoding,
+    screen: Screen,
+    stop: StopFlag,
+    summary: Summary,
 ) -> bool:
     """Render one clip into the folder; False when the run should end here."""
     began = time.perf_counter()
-    journal.append("start", job=clip.job_id, name=clip.name)
+    journal.append("start", job=clip.job_id, name=clip.name, **({"draft": clip.drawn, "seed": clip.seed} if clip.drawn else {}))
     try:
+        renderer = renderer_of(clip.draft.recipe)
         result = renderer.render(clip.draft.resolved, seed=clip.seed, on_event=screen.event, stop=stop)
         path = write_output(clip, result, journal.folder, encoding, screen)
     except CancelledRender:
         journal.append("stopped", job=clip.job_id)
         summary.is_stopped = True
         return False
-    except EnvironmentFault as error:
-        _note_failure(journal, clip, str(error))
-        raise
     except CLIP_ERRORS as error:
-        message = f"{type(error).__name__}: {error}".strip()
+        message = describe(error)
+        if ends_the_run(error):
+            _note_failure(journal, clip, message)
+            raise
         logger.debug("clip %s failed", clip.name, exc_info=True)
         journal.append("failed", job=clip.job_id, error=message[:2000])
         screen.end(clip, "failed", time.perf_counter() - began, message)
         summary.rows.append(row_of(clip, "failed", journal.folder) | {"error": message})
+        refuse_to_go_on(error, is_second=summary.is_shaken)
+        summary.is_shaken = is_of_machine(error)
         return True
     seconds = time.perf_counter() - began
     rate = {"seconds": round(seconds, 3), "tflop": round(clip.draft.estimate.tflop, 3)}
-    journal.append("done", job=clip.job_id, file=path.name, sha256=hash_file(path), **rate)
+    journal.append("done", job=clip.job_id, name=clip.name, file=path.name, sha256=hash_file(path), **rate)
     screen.end(clip, "done", seconds, str(path))
     summary.rows.append(row_of(clip, "done", journal.folder) | {"seconds": round(seconds, 3)})
+    summary.is_shaken = False
     return True
 
 
@@ -187,21 +200,34 @@ def row_of(clip: Clip, state: str, folder: Path) -> dict[str, Any]:
 
 
 def write_output(clip: Clip, result: Result, folder: Path, encoding: Encoding, screen: Screen) -> Path:
-    """The clip, its companions and its sidecar, each appearing whole; the sidecar last."""
+    """The clip, its companions and its sidecar, each appearing whole; the sidecar first, so that no clip is without."""
     began = time.perf_counter()
     screen.event(Event("encode"))
-    path = folder / f"{clip.name}.mp4"
-    draft = clip.draft
-    record: dict[str, Any] = {"job_id": clip.job_id, "id": draft.user_id, "tags": list(draft.tags), "place": draft.place}
+    path, sidecar, draft = folder / f"{clip.name}.mp4", folder / f"{clip.name}.json", clip.draft
+    record: dict[str, Any] = {
+        "job_id": clip.job_id,
+        "id": draft.user_id,
+        "tags": list(draft.tags),
+        "place": draft.place,
+        "draft": clip.drawn,
+    }
     record = result.record | {k: v for k, v in record.items() if v}
-    info = write_result(path, result, encoding, canonical_json(record))
-    record["stages_s"] = record["stages_s"] | {"encode": round(time.perf_counter() - began, 3)}
-    record["output"] = record["output"] | _output_entry(path, info, encoding)
-    write_json(folder / f"{clip.name}.json", record)
+
+    def on_checked(info: ClipInfo, part: Path) -> None:
+        stages_s = record["stages_s"] | {"encode": round(time.perf_counter() - began, 3)}
+        output = record["output"] | _output_entry(path, part, info, encoding)
+        write_json(sidecar, record | {"stages_s": stages_s, "output": output})
+
+    try:
+        write_result(path, result, encoding, canonical_json(record), on_checked)
+    except BaseException:
+        if not path.exists():
+            sidecar.unlink(missing_ok=True)
+        raise
     return path
 
 
-def write_result(path: Path, result: Result, encoding: Encoding, comment: str) -> ClipInfo:
+def write_result(path: Path, result: Result, encoding: Encoding, comment: str, on_checked: OnChecked = ignore) -> ClipInfo:
     """A rendered clip as `write_clip` stores it, at its own rates; raises what `write_clip` raises."""
     return write_clip(
         path,
@@ -211,15 +237,16 @@ def write_result(path: Path, result: Result, encoding: Encoding, comment: str) -
         sampling_rate=result.sampling_rate,
         encoding=encoding,
         comment=comment,
+        on_checked=on_checked,
     )
 
 
-def _output_entry(path: Path, info: ClipInfo, encoding: Encoding) -> dict[str, Any]:
+def _output_entry(path: Path, part: Path, info: ClipInfo, encoding: Encoding) -> dict[str, Any]:
     return {
         "file": path.name,
         "companions": [file.name for file in encode_files(path, encoding)[1:]],
-        "bytes": path.stat().st_size,
-        "sha256": hash_file(path),
+        "bytes": part.stat().st_size,
+        "sha256": hash_file(part),
         "frames": info.frames,
         "size": f"{info.width}x{info.height}",
         "fps": round(info.fps, 6),
@@ -257,4 +284,5 @@ def write_text(path: Path, text: str) -> None:
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)
-        raise EnvironmentFault(say("file", str(path), "a file that can be written", error.strerror or str(error))) from None
+        advice = f"{error.strerror or error}; make room, then run the same command to go on"
+        raise EnvironmentFault(say("file", str(path), "a file that can be written", advice)) from None

@@ -13,9 +13,10 @@ from typing import Any, Protocol
 from videogen.config import Recipe, as_plain
 from videogen.errors import EnvironmentFault, say
 from videogen.identity import canonical_json, hash_file
+from videogen.jobs.faults import CLIP_ERRORS, describe, ends_the_run
 from videogen.jobs.journal import Journal
 from videogen.jobs.plan import Clip
-from videogen.jobs.run import CLIP_ERRORS, Renderer, SilentScreen, Summary, row_of, sweep_name, write_output
+from videogen.jobs.run import Renderer, SilentScreen, Summary, row_of, sweep_name, write_output
 from videogen.media import Encoding
 from videogen.parallel.claims import MAX_DEATHS
 from videogen.progress import StopFlag, ignore
@@ -68,10 +69,10 @@ class Replica:
                 self.opened[key] = self.open_renderer(clip.draft.recipe)
             result = self.opened[key].render(clip.draft.resolved, seed=clip.seed, on_event=ignore, stop=StopFlag())
             path = write_output(clip, result, self.folder, self.encoding, SilentScreen())
-        except EnvironmentFault:
-            raise
         except CLIP_ERRORS as error:
-            return {"error": f"{type(error).__name__}: {error}".strip()[:2000]}
+            if ends_the_run(error):
+                raise
+            return {"error": describe(error)[:2000]}
         return {"file": path.name, "sha256": hash_file(path), "seconds": round(time.perf_counter() - began, 3)}
 
 

@@ -8,8 +8,9 @@ from videogen.config import Recipe, as_plain
 from videogen.errors import CancelledRender, say
 from videogen.families.base import Resolved
 from videogen.identity import canonical_json
+from videogen.jobs.faults import CLIP_ERRORS
 from videogen.jobs.plan import Clip
-from videogen.jobs.run import CLIP_ERRORS, Queue, Renderer
+from videogen.jobs.run import Queue, Renderer
 from videogen.parallel.comm import Peers, PeersLost
 from videogen.progress import OnEvent, StopFlag, ignore
 from videogen.result import Result

@@ -1,6 +1,7 @@
 """Puts a server together: store, desk, keys, routes, gate, and what runs while it is up."""
 
 import logging
+import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -57,8 +58,28 @@ def make_app(services: Services, page: Page | None = None, supervisor: Superviso
     return gated(inner)
 
 
+class SteadyClock:
+    """Seconds since the epoch, but no further on than time has really gone by since the start: a jump ends no clip's time."""
+
+    def __init__(self) -> None:
+        self._began = time.time() - self._gone_by()
+
+    @staticmethod
+    def _gone_by() -> float:
+        return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # sleep counts where it can be told
+
+    def now(self) -> float:
+        """The earlier of the two."""
+        return min(time.time(), self._began + self._gone_by())
+
+
 def _sweep(desk: Desk, ended: threading.Event) -> None:
+    clock = SteadyClock()
     while not ended.wait(SWEEP_S):
-        gone = desk.sweep(time.time())
+        try:
+            gone = desk.sweep(clock.now())
+        except (OSError, sqlite3.Error) as error:
+            logger.warning("sweep: got %s, expected a disk that can be written; tried again in %g s", error, SWEEP_S)
+            continue
         if gone:
             logger.info("removed %d clips whose time was over", gone)

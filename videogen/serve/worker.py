@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from videogen.errors import CancelledRender, EnvironmentFault, VideogenError
+from videogen.errors import CancelledRender, EnvironmentFault, VideogenError, say
 from videogen.jobs.claims import Claims, group_lock
 from videogen.jobs.database import COMPLETED, Database, Job
 from videogen.progress import Event, OnEvent, StopFlag
@@ -81,8 +81,8 @@ class Worker:
         """One job, to its end or until this process is to stop."""
         report = _Reporter(self.claims, job, self.stop)
         folder = self.root / WORK / f"{job.id}-{job.attempt}-{time.monotonic_ns()}"  # a killed attempt's children may still write theirs
-        folder.mkdir(parents=True)
         try:
+            folder.mkdir(parents=True)
             made = self.maker.make(job, folder, report, report.stop)
             self._publish(job, made)
         except CancelledRender:
@@ -93,6 +93,10 @@ class Worker:
             code = "environment" if isinstance(error, EnvironmentFault) else "invalid_value"
             logger.error("job %s: %s", job.id, error)
             self.claims.fail(job, code, str(error).replace(str(self.root), ""))
+        except OSError as error:
+            logger.error("job %s: %s", job.id, error)
+            told = say("disk", error.strerror or type(error).__name__, "room for a clip", "tell who runs this server, then submit it again")
+            self.claims.fail(job, "environment", told)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
             (self.root / CLIPS / f"{job.id}.preview.webp").unlink(missing_ok=True)

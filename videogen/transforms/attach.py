@@ -36,6 +36,11 @@ class Kept:
     float8: Float8Shelf = field(default_factory=Float8Shelf)
     watches: dict[int, Watch] = field(default_factory=dict)
 
+    def clear(self) -> None:
+        """Forget all of it."""
+        fresh = Kept()
+        self.tables, self.encodings, self.float8, self.watches = fresh.tables, fresh.encodings, fresh.float8, fresh.watches
+
     def watch(self, model: Any) -> Watch:
         """The watch over one model."""
         if id(model) not in self.watches:
