@@ -89,8 +89,6 @@ class Pipeline:
             raise bad("savings matmul", self.recipe.savings.matmul, "model or auto for Wan", "choose another recipe")
         if self.placement.kind != "whole":
             raise bad("--weights", self.placement.kind, "whole for Wan", "drop --weights; --text-encoder visiting works")
-        if self.sharding is not ALONE:
-            raise bad("parallel layout", self.sharding.label, "one device a clip for Wan", "use --gpus without --ulysses")
         if self.recipe.cache.certificates:
             raise bad("certificates", len(self.recipe.cache.certificates), "none: no Wan model is calibrated", "use --cache-lambda")
 

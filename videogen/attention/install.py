@@ -45,9 +45,11 @@ def project(attn: Any, hidden_states: torch.Tensor, rotary_emb: Any) -> Qkv:
 class SparseProcessor:
     """Attends as its layer's mode says: through the processor that was there, or sparsely."""
 
+    own_project = staticmethod(project)
+
     def __init__(self, inner: Any, request: Request, layer: Layer) -> None:
         self.inner, self.request, self.layer = inner, request, layer
-        self.project = getattr(inner, "project", project)
+        self.project = getattr(inner, "project", self.own_project)
 
     @property
     def _attention_backend(self) -> Any:
@@ -75,6 +77,10 @@ class SparseProcessor:
         if self.layer.mode == DENSE:
             dense: torch.Tensor = self.inner(attn, hidden_states, rotary_emb, attention_mask)
             return dense
+        return self.sparse(attn, hidden_states, rotary_emb)
+
+    def sparse(self, attn: Any, hidden_states: torch.Tensor, rotary_emb: Any) -> torch.Tensor:
+        """Sparsely, over all rows with the heads of this rank where ranks share the sequence."""
         query, key, value = self.project(attn, hidden_states, rotary_emb)
         across = getattr(self.inner, "across", None)
         if across is not None:

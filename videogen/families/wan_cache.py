@@ -18,6 +18,7 @@ from caches.policy import Action, Budget, Decision, History, Step, decide
 from caches.step_hook import Channel, Rule, State, replaced, watched
 from caches.trace import Trace
 from videogen.config import StepCache
+from videogen.parallel.sharding import ALONE, Sharding
 
 COND, UNCOND = "cond", "uncond"
 
@@ -128,14 +129,19 @@ def _check(transformers: Sequence[Any], schedule: Schedule) -> None:
         raise ValueError("step cache: got a stack of one block, expected at least 2; use lambda 0")
 
 
-def open_states(options: StepCache, schedule: Schedule, starts: Sequence[int], device: torch.device, rule: Rule) -> _Experts:
-    """A state for every stream of every expert; `starts` are the experts' first steps."""
+def open_states(
+    options: StepCache, schedule: Schedule, starts: Sequence[int], device: torch.device, rule: Rule, sharding: Sharding = ALONE
+) -> _Experts:
+    """A state for every stream of every expert, of this rank's rows; `starts` are the experts' first steps."""
     budget = Budget(lam=options.lam, max_streak=options.max_streak, warm_up=options.warm_up)
-    rows = torch.arange(schedule.begin, schedule.end, device=device)
+    rows = sharding.own(torch.arange(schedule.begin, schedule.end, device=device), schedule.end)
     channels = {"video": Channel(rows, schedule.sigmas, options.video_order, options.drift_order)}
     trace = Trace(options.lam, schedule.steps)
     rules = {COND: rule, UNCOND: Follow(trace) if options.streams == "together" else rule}
-    states = [{name: State(budget, channels, rule=rules[name], index=start) for name in schedule.streams} for start in starts]
+    states = [
+        {name: State(budget, channels, agree=sharding.agree, rule=rules[name], index=start) for name in schedule.streams}
+        for start in starts
+    ]
     for each in states:
         for state in each.values():
             state.trace = trace
@@ -143,7 +149,9 @@ def open_states(options: StepCache, schedule: Schedule, starts: Sequence[int], d
 
 
 @contextmanager
-def wan_cache(transformers: Sequence[Any], options: StepCache, schedule: Schedule | None, rule: Rule = decide) -> Iterator[Trace]:
+def wan_cache(
+    transformers: Sequence[Any], options: StepCache, schedule: Schedule | None, rule: Rule = decide, sharding: Sharding = ALONE
+) -> Iterator[Trace]:
     """Cache the steps of one request in one expert or two; their stacks are put back in any case.
 
     Yields the trace, which tells the streams of a step in turn. Raises ValueError for a schedule or stack that has no cache.
@@ -154,7 +162,7 @@ def wan_cache(transformers: Sequence[Any], options: StepCache, schedule: Schedul
         return
     _check(transformers, schedule)
     device = transformers[0].proj_out.weight.device
-    experts = open_states(options, schedule, (0, schedule.boundary_step)[: len(transformers)], device, rule)
+    experts = open_states(options, schedule, (0, schedule.boundary_step)[: len(transformers)], device, rule, sharding)
     with ExitStack() as stack:
         for number, transformer in enumerate(transformers):
             for scope in _scopes(transformer, number, experts):

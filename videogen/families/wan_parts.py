@@ -56,7 +56,8 @@ class WanParts:
         self.pipe: Any = None
 
     def register_components(self, **loaded: Any) -> None:
-        """Make diffusers' pipeline of the loaded components."""
+        """Make diffusers' pipeline of the loaded components; only the first rank of a clip has a text encoder."""
+        loaded = {"text_encoder": None} | loaded
         self.pipe = self.kind(**loaded, **self.settings)
         self.__dict__.update(loaded)
 

@@ -23,12 +23,14 @@ from videogen.families.wan import I2V, MAX_TEXT_TOKENS, WanResolved
 from videogen.families.wan_attention import sites, wan_sparse
 from videogen.families.wan_cache import Schedule, wan_cache
 from videogen.families.wan_parts import WanParts
+from videogen.families.wan_sequence import seats
 from videogen.images import picture_of
 from videogen.parallel.sharding import ALONE, Sharding
 from videogen.progress import PhaseClock, StepBar
 from videogen.result import RawClip
 from videogen.transforms.adaln import visiting
 from videogen.transforms.attach import Kept, Transforms
+from videogen.transforms.encodings import Values, on_device
 from videogen.transforms.options import Savings
 from videogen.transforms.scope import attending
 
@@ -71,6 +73,26 @@ def _scheduled(pipe: Any, shift: float) -> Iterator[None]:
 
 
 @contextmanager
+def _shared(pipe: Any, experts: Sequence[Any], schedule: Schedule | None, sharding: Sharding) -> Iterator[None]:
+    """Self-attention over the rows of all ranks, which start from the first one's latents and what conditions them."""
+    if schedule is None or sharding is ALONE:
+        yield
+        return
+    stock = pipe.prepare_latents
+
+    def prepare(*args: Any, **kwargs: Any) -> Any:
+        made = stock(*args, **kwargs)
+        return tuple(sharding.share(each) for each in made) if isinstance(made, tuple) else sharding.share(made)
+
+    with ExitStack() as stack:
+        pipe.prepare_latents = prepare
+        stack.callback(delattr, pipe, "prepare_latents")
+        for each in experts:
+            stack.enter_context(sharding.attention(each, schedule.end, seats(each)))
+        yield
+
+
+@contextmanager
 def _attending(experts: Sequence[Any], transforms: Transforms) -> Iterator[None]:
     """Self- and cross-attention of every block through the back end that the savings name."""
     backend = transforms.savings.attention
@@ -88,17 +110,20 @@ def _text(pipe: Any, what: str, prompt: str, transforms: Transforms) -> Any:
     if count > MAX_TEXT_TOKENS:
         raise bad(what, f"{count} tokens", f"at most {MAX_TEXT_TOKENS}: Wan would cut the rest off", "shorten it")
 
-    def compute() -> dict[str, Any]:
+    def compute() -> Values:
         with visiting(pipe.text_encoder, pipe._execution_device):  # where it lives in host memory
             embeds, _ = pipe.encode_prompt(prompt, None, False, max_sequence_length=MAX_TEXT_TOKENS, device=pipe._execution_device)
         return {"embeds": embeds}
 
-    limit, kept = transforms.savings.encodings, transforms.kept
-    if not limit:
-        return compute()["embeds"]
-    values, was_kept = kept.encodings.take(("wan text", prompt, kept.watch(pipe.text_encoder).look()), limit, compute)
-    transforms.told[f"encodings {what}"] = "kept" if was_kept else "computed"
-    return values["embeds"]
+    def encoded() -> Values:
+        limit, kept = transforms.savings.encodings, transforms.kept
+        if not limit:
+            return compute()
+        values, was_kept = kept.encodings.take(("wan text", prompt, kept.watch(pipe.text_encoder).look()), limit, compute)
+        transforms.told[f"encodings {what}"] = "kept" if was_kept else "computed"
+        return values
+
+    return on_device(transforms.first(encoded), pipe._execution_device)["embeds"]  # the other ranks of a clip have no encoder
 
 
 def call_inputs(pipe: Any, resolved: WanResolved, seed: int, transforms: Transforms) -> dict[str, Any]:
@@ -152,8 +177,6 @@ def run(
     Raises CancelledRender between steps when a stop is wanted; nothing of the request outlives the call.
     """
     assert isinstance(resolved, WanResolved)
-    if sharding is not ALONE:
-        raise bad("parallel layout", sharding.label, "1: one device renders a Wan clip so far", "use --gpus for several clips at once")
     transforms, pipe = transforms or Transforms(Savings(), Kept(), resolved), parts.pipe
     transforms.told |= {name: "not for Wan" for name in _NO_EFFECT if getattr(transforms.savings, name)}
     if transforms.savings.matmul != "model":
@@ -162,13 +185,15 @@ def run(
         clock.enter("text")
         inputs = call_inputs(pipe, resolved, seed, transforms)
         clock.enter("prepare")
-        experts, schedule = parts.transformers, schedule_of(pipe, resolved) if cache.lam or sparse.is_on else None
+        experts, is_needed = parts.transformers, bool(cache.lam) or sparse.is_on or sharding is not ALONE
+        schedule = schedule_of(pipe, resolved) if is_needed else None
         found = [sites(each) for each in experts] if sparse.is_on else []
         with (
             _attending(experts, transforms),
             _reporting(pipe, clock),
-            wan_cache(experts, cache, schedule, rule) as trace,
-            wan_sparse(experts, found, sparse, schedule) as attention,
+            _shared(pipe, experts, schedule, sharding),
+            wan_cache(experts, cache, schedule, rule, sharding) as trace,
+            wan_sparse(experts, found, sparse, schedule, sharding) as attention,
         ):
             frames = pipe(**inputs).frames[0]
         sigmas = pipe.scheduler.sigmas.tolist()

@@ -43,6 +43,20 @@ class _SharedStop(StopFlag):
 
 
 @dataclass(frozen=True, slots=True)
+class Seats:
+    """Where a transformer attends over its packed rows, the processor that is understood there, and the one that exchanges."""
+
+    attentions: tuple[Any, ...]
+    stock: type
+    processor: "type[UlyssesProcessor]"
+
+
+def h3_seats(transformer: Any) -> Seats:
+    """Those of H3's blocks."""
+    return Seats(tuple(block.attn for block in transformer.transformer_blocks), MiniMaxH3AttnProcessor, UlyssesProcessor)
+
+
+@dataclass(frozen=True, slots=True)
 class Ulysses:
     """`Sharding` over these peers; groups is how many head groups an exchange is cut into."""
 
@@ -55,21 +69,22 @@ class Ulysses:
         return f"ulysses {self.peers.count}"
 
     @contextmanager
-    def attention(self, transformer: Any, rows: int) -> Iterator[None]:
+    def attention(self, transformer: Any, rows: int, seats: Seats | None = None) -> Iterator[None]:
         """Every block exchanges rows for heads around its attention; processors are back afterwards.
 
         Raises EnvironmentFault for more ranks than heads or rows.
         """
-        attentions = [block.attn for block in transformer.transformer_blocks]
+        seats = seats or h3_seats(transformer)
+        attentions = seats.attentions
         if self.peers.count > min(attentions[0].heads, rows):
             expected = f"at most {min(attentions[0].heads, rows)} (heads, rows)"
             raise EnvironmentFault(say("ranks of one clip", self.peers.count, expected, "use more replicas of fewer ranks"))
         before = [attn.processor for attn in attentions]
-        if not all(isinstance(each, MiniMaxH3AttnProcessor) or hasattr(each, "project") for each in before):
+        if not all(isinstance(each, seats.stock) or hasattr(each, "project") for each in before):
             raise EnvironmentFault(say("attention processor", type(before[0]).__name__, "one that says how it projects", "use one rank"))
         try:
             for attn, inner in zip(attentions, before):
-                attn.processor = UlyssesProcessor(inner, self.peers, self.peers.part(rows), self.groups)
+                attn.processor = seats.processor(inner, self.peers, self.peers.part(rows), self.groups)
             yield
         finally:
             for attn, inner in zip(attentions, before):
@@ -83,15 +98,23 @@ class Ulysses:
         def normed(stock: Forward) -> Forward:
             return lambda hidden, temb, indices: stock(hidden, temb, indices.narrow(0, part.begin, part.size))
 
-        def gathered(stock: Forward) -> Forward:
-            return lambda hidden: self.peers.gather(stock(hidden), part)
+        def gathered(_head: nn.Module, _given: Any, out: torch.Tensor) -> torch.Tensor:
+            return self.peers.gather(out, part)
 
         with ExitStack() as stack:
             stack.enter_context(replaced(transformer, "transformer_blocks", [_Rows(list(transformer.transformer_blocks), part)]))
             stack.enter_context(forward_as(transformer.norm_out, normed))
-            stack.enter_context(forward_as(transformer.proj_out, gathered))
-            stack.enter_context(forward_as(transformer.audio_proj_out, gathered))
+            for head in (transformer.proj_out, transformer.audio_proj_out):  # behind the hook of an adapter, which sees this rank's rows
+                stack.callback(head.register_forward_hook(gathered).remove)
             yield
+
+    def part(self, total: int) -> Part:
+        """A share that is one longer or shorter than the others' at most."""
+        return self.peers.part(total)
+
+    def gather(self, rows: torch.Tensor, total: int) -> torch.Tensor:
+        """In rank order."""
+        return self.peers.gather(rows, self.peers.part(total))
 
     def own(self, rows: torch.Tensor, total: int) -> torch.Tensor:
         """Those of this rank, counted from its first row."""
@@ -150,10 +173,11 @@ class UlyssesProcessor:
     """Projects this rank's rows, attends to all rows with this rank's heads, and mixes this rank's rows again."""
 
     _parallel_config = None  # diffusers' own context parallelism stays out of it
+    own_project = staticmethod(project)
 
     def __init__(self, inner: Any, peers: Peers, part: Part, groups: int) -> None:
         self.inner, self.peers, self.part, self.groups = inner, peers, part, groups
-        self.project: Callable[[Any, torch.Tensor, Any], Qkv] = getattr(inner, "project", project)
+        self.project: Callable[[Any, torch.Tensor, Any], Qkv] = getattr(inner, "project", self.own_project)
 
     @property
     def _attention_backend(self) -> Any:

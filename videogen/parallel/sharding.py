@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from caches.drift import alone
+from videogen.parallel.mesh import Part
 from videogen.progress import StopFlag
 from videogen.transforms.decode import Decode
 from videogen.transforms.encodings import Values
@@ -20,12 +21,20 @@ class Sharding(Protocol):
         """The layout, for records and certificates."""
         ...
 
-    def attention(self, transformer: Any, rows: int) -> AbstractContextManager[None]:
-        """Around everything that changes how the blocks attend."""
+    def attention(self, transformer: Any, rows: int, seats: Any = None) -> AbstractContextManager[None]:
+        """Around everything that changes how the blocks attend; `seats` says where they do (None: where H3's do)."""
         ...
 
     def stack(self, transformer: Any, rows: int) -> AbstractContextManager[None]:
         """Around the denoising loop, inside everything that changes the block stack."""
+        ...
+
+    def part(self, total: int) -> Part:
+        """This rank's stretch of so many rows."""
+        ...
+
+    def gather(self, rows: torch.Tensor, total: int) -> torch.Tensor:
+        """This rank's rows (B, own rows, D) and everyone else's: (B, total, D)."""
         ...
 
     def own(self, rows: torch.Tensor, total: int) -> torch.Tensor:
@@ -62,13 +71,21 @@ class Alone:
 
     label = "1"
 
-    def attention(self, transformer: Any, rows: int) -> AbstractContextManager[None]:
+    def attention(self, transformer: Any, rows: int, seats: Any = None) -> AbstractContextManager[None]:
         """Nothing."""
         return nullcontext()
 
     def stack(self, transformer: Any, rows: int) -> AbstractContextManager[None]:
         """Nothing."""
         return nullcontext()
+
+    def part(self, total: int) -> Part:
+        """All of them."""
+        return Part((total,), 0)
+
+    def gather(self, rows: torch.Tensor, total: int) -> torch.Tensor:
+        """It has them."""
+        return rows
 
     def own(self, rows: torch.Tensor, total: int) -> torch.Tensor:
         """All of them."""

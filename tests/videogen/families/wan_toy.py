@@ -19,7 +19,7 @@ KINDS = ("one", "two", "i2v", "clip", "5b")
 def transformer(seed: int, channels: tuple[int, int] = (16, 16), **more: Any) -> WanTransformer3DModel:
     torch.manual_seed(seed)
     model = WanTransformer3DModel(
-        num_attention_heads=HEADS,
+        num_attention_heads=more.pop("num_attention_heads", HEADS),
         attention_head_dim=HEAD_DIM,
         in_channels=channels[0],
         out_channels=channels[1],

@@ -32,10 +32,13 @@ def four_heads(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
 
 
 @pytest.fixture(scope="package")
-def recipes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recipe]:
+def recipes(tmp_path_factory: pytest.TempPathFactory, four_heads: Pipeline) -> dict[str, Recipe]:
     rng, path = torch.Generator().manual_seed(1), tmp_path_factory.mktemp("lora") / "a.safetensors"
     module, down, up = "transformer_blocks.1.ff.net.2", torch.randn(4, 96, generator=rng), torch.randn(64, 4, generator=rng)
-    save_file({f"{module}.lora_A.weight": down, f"{module}.lora_B.weight": up}, path, {"alpha": "4"})
+    head = four_heads.load("t2va").transformer.proj_out
+    head_down, head_up = (torch.randn(size, generator=rng) / 10 for size in ((4, head.in_features), (head.out_features, 4)))
+    factors = {f"{module}.lora_A.weight": down, f"{module}.lora_B.weight": up}
+    save_file(factors | {"proj_out.lora_A.weight": head_down, "proj_out.lora_B.weight": head_up}, path, {"alpha": "4"})
     adapters = Adapters((AdapterUse(str(path), 0.5),))
     everything = Recipe("all", steps=8, savings=replace(EXACT, decode_batch=0), cache=StepCache(lam=0.3), sparse=SPARSE, adapters=adapters)
     return {"plain": Recipe("plain", steps=3), "all": everything}
