@@ -4,6 +4,8 @@ import csv
 import io
 import itertools
 import json
+import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +24,8 @@ KEYS = frozenset(
     | {"lora", "lora_contract", "lora_fuse"}
 )
 _MAX_JOBS = 100_000
+_MAX_BITS = 4096
+_MAX_YAML_VALUES = 1_000_000  # as written out: a few aliases of aliases can stand for more than any memory holds
 
 
 @dataclass(slots=True)
@@ -75,7 +79,7 @@ def _from_jsonl(text: str, name: str) -> Iterator[tuple[dict[str, Any], str]]:
         place = f"{name}:{number}"
         try:
             value = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # also a number of too many digits
             raise bad(f"{place}: line", str(error)[:80], "one JSON object", "correct the line") from None
         if not isinstance(value, dict):
             raise bad(f"{place}: line", type(value).__name__, "one JSON object", "wrap the values in {}")
@@ -85,6 +89,9 @@ def _from_jsonl(text: str, name: str) -> Iterator[tuple[dict[str, Any], str]]:
 def _from_csv(text: str, name: str) -> Iterator[tuple[dict[str, Any], str]]:
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
+        twice = [each for each, count in Counter(reader.fieldnames or ()).items() if count > 1]
+        if twice:
+            raise bad(f"{name}:1: column", twice[0], "each column once", "remove one of them")
         for row in reader:
             place = f"{name}:{reader.line_num}"
             if None in row or None in row.values():
@@ -101,7 +108,33 @@ def _csv_value(key: str, value: str) -> Any:
 
 
 class _LineLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key written twice, which YAML would settle silently."""
+    """SafeLoader that refuses a key written twice, which YAML would settle silently, and aliases without end."""
+
+    def get_single_node(self) -> Any:
+        """The document, once it is known how large it is when written out."""
+        node: Any = super().get_single_node()
+        if node is not None and _written_out(node, {}) > _MAX_YAML_VALUES:
+            raise yaml.constructor.ConstructorError(None, None, "more values than a job file holds, by aliases", node.start_mark)
+        return node
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """A whole number that can also be written out; hexadecimal ones are read at any length."""
+        value = int(super().construct_yaml_int(node))
+        if value.bit_length() > _MAX_BITS:
+            raise yaml.constructor.ConstructorError(None, None, "a number of too many digits", node.start_mark)
+        return value
+
+
+def _written_out(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many values a node stands for with its aliases written out. Raises ConstructorError for one that contains itself."""
+    if id(node) not in known:
+        known[id(node)] = -1
+        pairs = node.value if isinstance(node, yaml.CollectionNode) else ()
+        inner = [part for item in pairs for part in (item if isinstance(item, tuple) else (item,))]
+        known[id(node)] = 1 + sum(_written_out(each, known) for each in inner)
+    if known[id(node)] < 0:
+        raise yaml.constructor.ConstructorError(None, None, "a value that contains itself", node.start_mark)
+    return known[id(node)]
 
 
 def _no_double_keys(loader: _LineLoader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -115,6 +148,7 @@ def _no_double_keys(loader: _LineLoader, node: yaml.MappingNode) -> dict[Any, An
 
 
 _LineLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _no_double_keys)
+_LineLoader.add_constructor("tag:yaml.org,2002:int", _LineLoader.construct_yaml_int)
 
 
 def _from_yaml(text: str, name: str) -> Iterator[tuple[dict[str, Any], str]]:
@@ -160,6 +194,9 @@ def _matrix(matrix: Any, pairing: Any, name: str) -> list[dict[str, Any]]:
     sizes = {key: len(values) for key, values in lists.items()}
     if pairing == "zip" and len(set(sizes.values())) > 1:
         raise bad(f"{name}: matrix", sizes, "lists of equal length", "make them equal, or set pairing: product")
+    count = math.prod(sizes.values()) if pairing == "product" else max(sizes.values())
+    if count > _MAX_JOBS:
+        raise bad(f"{name}: matrix", f"{count} combinations", f"at most {_MAX_JOBS}", "shorten the lists, or split the file")
     rows = zip(*lists.values()) if pairing == "zip" else itertools.product(*lists.values())
     return [dict(zip(lists, row)) for row in rows]
 

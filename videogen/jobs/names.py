@@ -12,6 +12,8 @@ DEFAULT_TEMPLATE = "{index:04d}-{prompt:40}-{seed}"
 MAX_BYTES = 180
 FIELDS = ("index", "id", "seed", "prompt", "model", "recipe", "size", "frames", "steps", "stem")
 
+_COUNTED = ("index", "seed", "frames", "steps")
+_NUMBER, _CUT = re.compile(r"\d{0,3}d?"), re.compile(r"\d{0,3}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -36,14 +38,14 @@ def check_template(template: str) -> str:
     Raises RequestError for an unknown placeholder, a broken brace or a path separator.
     """
     try:
-        parts = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
-        unknown = [name for name in parts if name not in FIELDS]
-        if not unknown:
-            render_name(template, dict.fromkeys(FIELDS, "1") | {"index": 1, "seed": 1, "frames": 1, "steps": 1})
-    except (ValueError, IndexError) as error:
+        placeholders = [(name, width or "", turned) for _, name, width, turned in string.Formatter().parse(template) if name is not None]
+    except ValueError as error:
         raise bad("name template", template, "placeholders such as {index:04d} or {prompt:40}", str(error)) from None
-    if unknown:
-        raise bad("name template", template, f"placeholders out of {', '.join(FIELDS)}", f"replace {{{unknown[0]}}}")
+    for name, width, turned in placeholders:
+        if name not in FIELDS:
+            raise bad("name template", template, f"placeholders out of {', '.join(FIELDS)}", f"replace {{{name}}}")
+        if turned or not (_NUMBER if name in _COUNTED else _CUT).fullmatch(width):
+            raise bad("name template", template, "widths such as {index:04d} or {prompt:40}, up to three digits", f"correct {{{name}}}")
     if "/" in template or "\\" in template or "\0" in template:
         raise bad("name template", template, "a file name without folders", "use --output-dir for the folder")
     return template

@@ -6,17 +6,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from videogen.config import SHIPPED, Adapters, AdapterUse, Recipe, Request, as_plain
+from videogen.config import MAX_SEED, Adapters, Recipe, Request, as_plain
 from videogen.errors import RequestError, bad
 from videogen.families.base import Estimate, Family, Resolved
 from videogen.identity import hash_settings
 from videogen.jobs.files import MEDIA_KEYS, RawJob
 from videogen.jobs.journal import Journal
-from videogen.jobs.names import distinct, render_name
-from videogen.recipes import find_recipe, parse_adapter, with_adapters, with_cache, with_sparse
-from videogen.text.source import TextSource, find_text_source
+from videogen.jobs.names import check_template, distinct, render_name
+from videogen.jobs.values import adapter_use, flag, listed, media_path, number, scales, text_source, whole
+from videogen.recipes import find_recipe, with_adapters, with_cache, with_sparse
 
 MAX_REPEAT = 10_000
+MAX_CLIPS = 100_000
 _SHOWN_ERRORS = 20
 
 
@@ -49,25 +50,6 @@ class Clip:
     drawn: str = ""
 
 
-def _whole(place: str, key: str, value: Any) -> int:
-    try:
-        if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
-            raise ValueError
-        return int(value)
-    except (TypeError, ValueError, OverflowError):
-        raise bad(f"{place}: {key}", value, "a whole number", f"correct {key}") from None
-
-
-def _number(place: str, key: str, value: Any, expected: str) -> float:
-    text = value.strip().removesuffix("s") if isinstance(value, str) else value
-    try:
-        if isinstance(text, bool):
-            raise ValueError
-        return float(text)
-    except (TypeError, ValueError):
-        raise bad(f"{place}: {key}", value, expected, f"correct {key}") from None
-
-
 def parse_size(place: str, value: Any) -> tuple[int, int]:
     """`160x96`, `[160, 96]` or `(160, 96)` as (width, height).
 
@@ -76,23 +58,7 @@ def parse_size(place: str, value: Any) -> tuple[int, int]:
     parts = value.lower().replace("×", "x").split("x") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or len(parts) != 2:
         raise bad(f"{place}: size", value, "WIDTHxHEIGHT, such as 160x96", "correct size")
-    return _whole(place, "width", parts[0]), _whole(place, "height", parts[1])
-
-
-def _media(place: str, key: str, value: Any, folder: Path) -> Path:
-    if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
-        raise bad(f"{place}: {key}", value, "a path", f"correct {key}")
-    if str(value).startswith(("http://", "https://")):
-        raise bad(f"{place}: {key}", value, "a path on this machine", "download the picture first")
-    path = Path(value).expanduser()
-    return path if path.is_absolute() else folder / path
-
-
-def _flag(place: str, key: str, value: Any) -> bool:
-    known = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-    if str(value).lower() not in known:
-        raise bad(f"{place}: {key}", value, "true or false", f"correct {key}")
-    return known[str(value).lower()]
+    return whole(place, "width", parts[0]), whole(place, "height", parts[1])
 
 
 def make_request(raw: RawJob) -> Request:
@@ -104,88 +70,62 @@ def make_request(raw: RawJob) -> Request:
     values: dict[str, Any] = {"prompt": given.get("prompt", ""), "negative_prompt": given.get("negative_prompt", "")}
     for key in ("frames", "steps", "seed"):
         if key in given:
-            values[key] = _whole(place, key, given[key])
+            values[key] = whole(place, key, given[key])
     if values.get("seed") == -1:
         values["seed"] = None
     if "seconds" in given:
-        values["seconds"] = _number(place, "seconds", given["seconds"], "a number of seconds")
+        values["seconds"] = number(place, "seconds", given["seconds"], "a number of seconds")
     if "size" in given and ("width" in given or "height" in given):
         raise bad(f"{place}: size", given["size"], "either size or width and height", "drop one of them")
     if "size" in given or "width" in given or "height" in given:
         values["size"] = parse_size(place, given.get("size", [given.get("width"), given.get("height")]))
     if "guidance" in given:
-        values["guidance"] = _scales(place, given["guidance"])
+        values["guidance"] = scales(place, given["guidance"])
     for key in MEDIA_KEYS[:2]:
         if key in given:
-            values[key] = _media(place, key, given[key], raw.folder)
+            values[key] = media_path(place, key, given[key], raw.folder)
     references = given.get("references", [])
-    values["references"] = tuple(_media(place, "references", item, raw.folder) for item in _listed(references))
+    values["references"] = tuple(media_path(place, "references", item, raw.folder) for item in listed(references))
     if "round_size" in given:
-        values["round_size"] = _flag(place, "round_size", given["round_size"])
+        values["round_size"] = flag(place, "round_size", given["round_size"])
     try:
-        return Request(**values, expand=_text_source(given.get("expand", False), raw.folder))
+        return Request(**values, expand=text_source(given.get("expand", False), raw.folder))
     except RequestError as error:
         raise RequestError(f"{place}: {error}") from None
-
-
-def _text_source(value: Any, folder: Path) -> TextSource | None:
-    """What completes a prompt: a source by name, `true` for the pipeline's own text encoder, `false` for nothing."""
-    if str(value).lower() in ("false", "no", "none", "off", "0"):
-        return None
-    return find_text_source("own" if str(value).lower() in ("true", "yes", "1") else value, folder)
-
-
-def _scales(place: str, value: Any) -> tuple[float, ...]:
-    """Guidance scales: a number, two in a list, or text such as `4` or `4,3`."""
-    parts = value.replace(",", " ").split() if isinstance(value, str) else _listed(value)
-    return tuple(_number(place, "guidance", part, "one or two numbers, such as 4,3") for part in parts)
-
-
-def _listed(value: Any) -> list[Any]:
-    return [*value] if isinstance(value, list | tuple) else [value]
-
-
-def _adapter(place: str, value: Any, folder: Path) -> AdapterUse:
-    """One adapter of a job: `FILE:STRENGTH`, or {file, strength}; a relative path starts at the job file's folder."""
-    if isinstance(value, Mapping) and "file" in value and value.keys() <= {"file", "strength"}:
-        number = None if value.get("strength") is None else _number(place, "strength", value["strength"], "a number")
-        use = AdapterUse(value["file"], number)
-    elif isinstance(value, str):
-        use = parse_adapter(value)
-    else:
-        raise bad("lora", value, "FILE, FILE:STRENGTH, or {file, strength}", "correct lora")
-    return use if use.file.startswith(SHIPPED) else replace(use, file=str(folder / Path(use.file).expanduser()))
 
 
 def _with_options(recipe: Recipe, raw: RawJob) -> Recipe:
     """The recipe with the job's own step cache, sparse attention and adapters."""
     place, given = raw.place, raw.values
     if "cache_lambda" in given:
-        recipe = with_cache(recipe, _number(place, "cache_lambda", given["cache_lambda"], "a number"))
+        recipe = with_cache(recipe, number(place, "cache_lambda", given["cache_lambda"], "a number"))
     if "sparse_budget" in given:
-        recipe = with_sparse(recipe, _number(place, "sparse_budget", given["sparse_budget"], "a number"))
-    uses = [_adapter(place, value, raw.folder) for value in _listed(given.get("lora", []))]
+        recipe = with_sparse(recipe, number(place, "sparse_budget", given["sparse_budget"], "a number"))
+    uses = [adapter_use(place, value, raw.folder) for value in listed(given.get("lora", []))]
     words = given.get("lora_contract", [])
-    words = [f"{name}={value}" for name, value in words.items()] if isinstance(words, Mapping) else [str(w) for w in _listed(words)]
-    return with_adapters(recipe, uses, words, fuse=_flag(place, "lora_fuse", given.get("lora_fuse", False)))
+    words = [f"{name}={value}" for name, value in words.items()] if isinstance(words, Mapping) else [str(w) for w in listed(words)]
+    return with_adapters(recipe, uses, words, fuse=flag(place, "lora_fuse", given.get("lora_fuse", False)))
 
 
 def _drafts_of(raw: RawJob, family: Family, recipe: Recipe, read_adapters: Callable[[Recipe], Recipe]) -> list[Draft]:
     request = make_request(raw)
     chosen = find_recipe(str(raw.values["recipe"])) if "recipe" in raw.values else recipe
-    repeat = _whole(raw.place, "repeat", raw.values.get("repeat", 1))
+    repeat = whole(raw.place, "repeat", raw.values.get("repeat", 1))
     if not 1 <= repeat <= MAX_REPEAT:
         raise bad(f"{raw.place}: repeat", repeat, f"from 1 to {MAX_REPEAT}", "correct repeat")
     try:
         chosen = read_adapters(_with_options(chosen, raw))
         resolved = family.resolve(request, chosen)
+        output = check_template(str(raw.values.get("output", "")))
+        if resolved.seed is not None and resolved.seed + repeat - 1 > MAX_SEED:
+            raise bad("seed", resolved.seed, f"at most {MAX_SEED} with {repeat} repeats, each one higher", "lower seed")
     except RequestError as error:
         raise RequestError(str(error) if str(error).startswith(f"{raw.place}: ") else f"{raw.place}: {error}") from None
     tags = raw.values.get("tags", [])
     extras: dict[str, Any] = {
         "user_id": str(raw.values.get("id", "")),
-        "output": str(raw.values.get("output", "")),
-        "tags": tuple(str(tag) for tag in _listed(tags)),
+        "output": output,
+        "tags": tuple(str(tag) for tag in listed(tags)),
     }
     estimate = family.estimate(resolved)
     seeds = [None if resolved.seed is None else resolved.seed + k for k in range(repeat)]
@@ -206,6 +146,8 @@ def make_drafts(
             drafts += _drafts_of(raw, family, recipe, read_adapters)
         except RequestError as error:
             errors.append(str(error))
+        if len(drafts) > MAX_CLIPS:
+            raise bad("jobs", f"more than {MAX_CLIPS} clips with their repeats", f"at most {MAX_CLIPS}", "split the files, or lower repeat")
     if len(errors) == 1 and len(raws) == 1:
         raise RequestError(errors[0])
     if errors:
