@@ -7,10 +7,14 @@ its tolerances with probability at most alpha. Anything different from the finge
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from caches.prior import Prior, prior_of
+
 SCHEMA = "videogen.certificate/1"
+_COUNTS = ("max_streak", "video_order", "audio_order", "drift_order", "n", "violations")
+_NUMBERS = ("lam", "alpha", "delta", "mean_reused", "warm_up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,12 @@ class Fingerprint:
     parallel: str
     code: str
 
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, kind = getattr(self, field.name), int if field.name == "steps" else str
+            if type(value) is not kind:
+                raise ValueError(f"certificate {field.name}: got {_short(value)}, expected type {kind.__name__}; calibrate again")
+
     def differences(self, other: "Fingerprint") -> list[str]:
         """`key: theirs instead of ours` for every key that differs, this certificate's value last."""
         found = []
@@ -36,6 +46,10 @@ class Fingerprint:
             if ours != theirs:
                 found.append(f"{field.name} {_short(theirs)} instead of {_short(ours)}")
         return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def _short(value: object) -> str:
@@ -62,8 +76,15 @@ class Certificate:
     method: str = "learn-then-test"
     warm_up: float = 0.08
     drift_order: int = 1
+    prior: Prior | None = None
 
     def __post_init__(self) -> None:
+        for name in (*_COUNTS, *_NUMBERS):
+            value = getattr(self, name)
+            if not _is_number(value) or (name in _COUNTS and not (isinstance(value, int) and value >= 0)):
+                raise ValueError(f"certificate {name}: got {_short(value)}, expected a plain number; calibrate again")
+        if not isinstance(self.tolerances, Mapping) or not all(_is_number(each) for each in self.tolerances.values()):
+            raise ValueError(f"certificate tolerances: got {_short(self.tolerances)}, expected numbers by part; calibrate again")
         for name in ("alpha", "delta"):
             if not 0 < getattr(self, name) < 1:
                 raise ValueError(f"certificate {name}: got {getattr(self, name)}, expected a number between 0 and 1; calibrate again")
@@ -83,7 +104,7 @@ class Certificate:
 
     def to_plain(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return asdict(self)
+        return asdict(replace(self, prior=None)) | {"prior": self.prior and self.prior.to_plain()}
 
     def to_json(self) -> str:
         """The certificate file's text."""
@@ -97,7 +118,7 @@ def read_certificate(text: str, what: str) -> Certificate:
     """
     try:
         value: Any = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"certificate {what}: got {error}, expected JSON; calibrate again") from None
     if not isinstance(value, dict) or value.pop("schema", None) != SCHEMA:
         raise ValueError(f"certificate {what}: got another schema, expected {SCHEMA}; calibrate again with this version")
@@ -107,4 +128,5 @@ def read_certificate(text: str, what: str) -> Certificate:
         raise ValueError(f"certificate {what}: got missing or left-over keys ({odd}), expected exactly its fields; calibrate again")
     if set(value["fingerprint"]) != {field.name for field in fields(Fingerprint)}:
         raise ValueError(f"certificate {what}: got another fingerprint, expected exactly its fields; calibrate again")
-    return Certificate(**(value | {"fingerprint": Fingerprint(**value["fingerprint"])}))
+    prior = None if value["prior"] is None else prior_of(value["prior"])
+    return Certificate(**(value | {"fingerprint": Fingerprint(**value["fingerprint"]), "prior": prior}))

@@ -1,8 +1,9 @@
 """Puts the step cache into a transformer's block stack for one request, and takes it out again without a trace.
 
 The first block always runs and is the probe: how far its residual is from what its own past foretells is the drift. On a reused
-step the rest of the stack is replaced by its cached residual, extrapolated over sigma, on the generated rows only: no other row
-reaches an output.
+step the rest of the stack is replaced by a combination of its cached residuals, on the generated rows only: no other row reaches an
+output. The combination is the polynomial over sigma through them, or, where a prior is known for the schedule, the best linear one;
+the drift then is the error expected of that, times how much farther the probe is off than expected.
 """
 
 import math
@@ -16,9 +17,11 @@ from torch import nn
 
 from caches.drift import Agree, alone, relative_change
 from caches.policy import Action, Budget, Decision, History, Step, decide
+from caches.prior import Gram, foretell
 from caches.trace import Trace
 
 _SHARDED = ("FSDPModule", "FullyShardedDataParallel")
+PROBED_ROWS = 1024  # of a channel, where a prior says how far off the probe may be: its size needs no more
 
 Rule = Callable[[Budget, History, Step, Mapping[str, float]], Decision]
 
@@ -28,19 +31,27 @@ class Channel:
     """Rows of one modality: their positions in the packed sequence, and their sigmas with the last 0.
 
     order is that of the polynomial over sigma through the last computed steps that replaces the rest of the stack (0 copies);
-    drift_order that of the one the probe is held against (0: the last computed step).
+    drift_order that of the one the probe is held against (0: the last computed step). prior is what the schedule's prior knows of
+    the channel's probe and of the rest; the last order + 1 computed steps are combined as it says.
     """
 
     rows: torch.Tensor
     sigmas: Sequence[float]
     order: int = 2
     drift_order: int = 1
+    prior: tuple[Gram, Gram] | None = None
+
+    @property
+    def probed(self) -> torch.Tensor:
+        """The rows whose first residual is looked at: all, or with a prior an even choice of them."""
+        return self.rows if self.prior is None else self.rows[:: max(1, len(self.rows) // PROBED_ROWS)]
 
 
 @dataclass(slots=True)
 class _Point:
     """A residual at one computed step: of the first block, or of the rest of the stack."""
 
+    index: int
     sigma: float
     residual: torch.Tensor
 
@@ -83,11 +94,12 @@ class State:
             self.points.clear()
         if self.decision.action is Action.COMPUTE:
             for name, residual in now.items():
-                self._remember(self.probe, name, residual, self.channels[name].drift_order)
+                channel = self.channels[name]
+                self._remember(self.probe, name, residual, channel.order if channel.prior else channel.drift_order)
 
     def _remember(self, kept: dict[str, list[_Point]], name: str, residual: torch.Tensor, order: int) -> None:
         """Keep as many points as a polynomial of this order takes."""
-        point = _Point(self.channels[name].sigmas[self.index], residual)
+        point = _Point(self.index, self.channels[name].sigmas[self.index], residual)
         kept[name] = [*kept.get(name, []), point][-order - 1 :]
 
     def score(self, before: torch.Tensor, after: torch.Tensor) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
@@ -95,13 +107,28 @@ class State:
 
         Asked of every rank whenever a reference exists, so that no rank waits for another.
         """
-        now = {name: (after - before).index_select(1, channel.rows) for name, channel in self.channels.items()}
+        now = {name: (after - before).index_select(1, channel.probed) for name, channel in self.channels.items()}
         if not self.probe:
             return now, {}
         if any(self.probe[name][-1].residual.shape != tensor.shape for name, tensor in now.items()):
             return now, dict.fromkeys(now, math.nan)
-        foretold = {name: extrapolate(points, self.channels[name].sigmas[self.index]) for name, points in self.probe.items()}
-        return now, relative_change(now, foretold, self.agree)
+        foretold = {name: combine(points, self._weights(name, points, 0)[0]) for name, points in self.probe.items()}
+        drift = relative_change(now, foretold, self.agree)
+        return now, {name: self._expected(name, value) for name, value in drift.items()}
+
+    def _weights(self, name: str, points: Sequence[_Point], which: int) -> tuple[list[float], float]:
+        """How points of a channel are combined for this step, of the probe (0) or of the rest (1), and the error expected of that."""
+        channel = self.channels[name]
+        if channel.prior is None:
+            return polynomial([point.sigma for point in points], channel.sigmas[self.index]), math.nan
+        return foretell(channel.prior[which], [point.index for point in points], self.index)
+
+    def _expected(self, name: str, drift: float) -> float:
+        """The channel's drift: the probe's own, or the error that the prior expects of a reuse, grown as the probe's is beyond its."""
+        if self.channels[name].prior is None or not math.isfinite(drift):
+            return drift
+        usual, error = (self._weights(name, points[name], which)[1] for which, points in enumerate((self.probe, self.points)))
+        return error * max(1.0, drift / usual if usual > 0 else math.inf)
 
     def keep(self, before: torch.Tensor, after: torch.Tensor) -> None:
         """Store the rest of the stack's residual."""
@@ -112,7 +139,7 @@ class State:
         """The stack's output from its cached residuals: (B, S, D), rows outside the channels as they came."""
         out = hidden
         for name, channel in self.channels.items():
-            residual = extrapolate(self.points[name], channel.sigmas[self.index])
+            residual = combine(self.points[name], self._weights(name, self.points[name], 1)[0])
             out = out.index_add(1, channel.rows, residual.to(out.dtype))
         return out
 
@@ -124,15 +151,17 @@ class State:
         self.index, self.decision = self.index + 1, None
 
 
-def extrapolate(points: Sequence[_Point], sigma: float) -> torch.Tensor:
-    """The polynomial over sigma through the points (Lagrange), read at `sigma`, in float32; a single point is copied."""
-    last = points[-1]
-    if len(points) == 1:
-        return last.residual
-    out = torch.zeros_like(last.residual, dtype=torch.float32)
-    for point in points:
-        others = [other.sigma for other in points if other is not point]
-        weight = math.prod((sigma - other) / (point.sigma - other) for other in others)
+def polynomial(known: Sequence[float], sigma: float) -> list[float]:
+    """The weights that read the polynomial through values at `known` sigmas at another (Lagrange)."""
+    return [math.prod((sigma - other) / (here - other) for other in known if other != here) for here in known]
+
+
+def combine(points: Sequence[_Point], weights: Sequence[float]) -> torch.Tensor:
+    """The weighted sum of the points' residuals, in float32; a single point is copied where its weight is 1."""
+    if len(points) == 1 and weights[0] == 1:
+        return points[0].residual
+    out = torch.zeros_like(points[-1].residual, dtype=torch.float32)
+    for point, weight in zip(points, weights):
         out.add_(point.residual, alpha=weight)
     return out
 
@@ -186,6 +215,9 @@ def _check(owner: nn.Module, stack: str, channels: Mapping[str, Channel]) -> nn.
     if len(lengths) != 1:
         raise ValueError(f"step cache: got schedules of {sorted(lengths)} points, expected one length; pass the sigmas really used")
     for name, channel in channels.items():
+        if channel.prior is not None and len(channel.prior[0]) != len(channel.sigmas) - 1:
+            steps = len(channel.sigmas) - 1
+            raise ValueError(f"step cache: got a prior of {len(channel.prior[0])} steps, expected {steps}; measure one for this schedule")
         if any(later >= earlier for earlier, later in pairwise(channel.sigmas)):
             raise ValueError(f"step cache: got {name} sigmas that do not fall, expected a falling schedule; pass the sigmas really used")
     return blocks

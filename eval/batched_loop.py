@@ -103,7 +103,11 @@ class Group:
         orders, given = {"video": options.video_order, "audio": options.audio_order}, self.given
         sigmas = [scheduler.sigmas.tolist() for scheduler in self.schedulers]
         rows = [self.state.get(f"{name}_indices")[given[k] :].to(self.video.device) for k, name in enumerate(orders)]
-        return {name: Channel(rows[k], sigmas[k], order, options.drift_order) for k, (name, order) in enumerate(orders.items())}
+        prior = options.prior
+        return {
+            name: Channel(rows[k], sigmas[k], order, options.drift_order, None if prior is None else prior.of(name, sigmas[k][:-1]))
+            for k, (name, order) in enumerate(orders.items())
+        }
 
 
 def grouped(pipe: Any, prepared: Sequence[Prepared], most: int) -> Iterator[Group]:

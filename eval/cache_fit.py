@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from caches.prior import Prior, read_prior
 from eval.batched_engine import Batch, measure, shard_of
 from eval.cache_cases import cases_of
 from eval.cache_loss import Tolerances, loss
@@ -29,19 +30,20 @@ LAMBDAS = "0.005,0.01,0.015,0.02,0.03,0.04,0.06,0.08,0.12"
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 
 
-def settings(lambdas: str, orders: str, streaks: str, warm_ups: str) -> list[StepCache]:
-    """Every combination; orders are three digits: of video, of audio, of drift."""
+def settings(lambdas: str, orders: str, streaks: str, warm_ups: str, prior: Prior | None = None) -> list[StepCache]:
+    """Every combination; orders are three digits: of video, of audio, of drift. A prior is for all of them."""
     every = product(warm_ups.split(","), streaks.split(","), orders.split(","), lambdas.split(","))
     found = []
     for warm_up, streak, digits, lam in every:
         video, audio, drift = (int(digit) for digit in digits)
-        found.append(StepCache(float(lam), int(streak), video, audio, drift, float(warm_up)))
+        found.append(StepCache(float(lam), int(streak), video, audio, drift, float(warm_up), prior=prior))
     return found
 
 
 def name_of(options: StepCache) -> str:
     """A setting without its lambda, as a file's name."""
-    return f"warm-up-{options.warm_up:g}-streak-{options.max_streak}-orders-{options.video_order}{options.audio_order}{options.drift_order}"
+    orders = f"{options.video_order}{options.audio_order}{options.drift_order}"
+    return f"warm-up-{options.warm_up:g}-streak-{options.max_streak}-orders-{orders}{'-prior' if options.prior else ''}"
 
 
 def journal(folder: Path, options: StepCache) -> Path:
@@ -83,6 +85,7 @@ def main() -> None:
     parser.add_argument("--lambdas", default=LAMBDAS)
     parser.add_argument("--orders", default="221,111,110,000", help="of video, audio and drift")
     parser.add_argument("--streaks", default="3", help="most reused in a row")
+    parser.add_argument("--prior", type=Path, help="a file of eval.cache_prior: reused steps as it foretells them")
     parser.add_argument("--warm-ups", default="0.08", help="share of the steps computed first")
     parser.add_argument("--dtype", choices=DTYPES, default="auto")
     parser.add_argument("--device", choices=DEVICES, default="auto")
@@ -93,7 +96,8 @@ def main() -> None:
     pipeline = open_pipeline(args.model, Recipe(dtype=args.dtype), device=args.device)
     shape = Shape(size=parse_size("--size", args.size) if args.size else None, frames=args.frames, steps=args.steps)
     cases = cases_of("fit", args.clips, args.workflow, shape, pipeline)
-    wanted = settings(args.lambdas, args.orders, args.streaks, args.warm_ups)
+    prior = read_prior(args.prior.read_text(encoding="utf-8"), args.prior.name) if args.prior else None
+    wanted = settings(args.lambdas, args.orders, args.streaks, args.warm_ups, prior)
     kept = {path: Losses(path) for path in {journal(args.out, options) for options in wanted}}
     plans = [(options, kept[journal(args.out, options)]) for options in wanted]
     measure(pipeline, shard_of(cases, args.shard) if args.shard else cases, plans, Batch(), lambda text: logger.info("%s", text))

@@ -121,6 +121,7 @@ def certify(pipeline: Pipeline, cases: Sequence[Case], goal: Goal, verdict: Verd
         audio_order=options.audio_order,
         warm_up=options.warm_up,
         drift_order=options.drift_order,
+        prior=options.prior,
         alpha=goal.alpha,
         delta=goal.delta,
         tolerances=asdict(goal.tolerances),

@@ -7,7 +7,7 @@ far its velocity is from diffusers'. Forwards are counted; nothing is projected.
 import argparse
 import logging
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,14 +20,19 @@ from eval.fingerprint import fingerprint
 from eval.report_folder import check_free, make_folder
 from eval.staged import Components, Loop, Meter, StagedClip
 from eval.timing import Timing, synchronizer, time_once
+from videogen.attention.options import OFF, SparseAttention
 from videogen.config import DEVICES, DTYPES, Recipe, read_environment
+from videogen.families.h3_pipeline import attending_sparsely
 from videogen.jobs.run import write_json, write_text
+from videogen.kernels.ops import FUSED, Ops
 from videogen.load import pick_device, pick_dtype
 from videogen.media import to_uint8
+from videogen.recipes import RECIPES
 from videogen.source import find_model, open_family
 from videogen.transforms.adaln import place_projections
 from videogen.transforms.attach import Kept, Transforms
 from videogen.transforms.decode import stream_video
+from videogen.transforms.fused_decoder import fused_decoder
 from videogen.transforms.options import Savings
 from videogen.transforms.settle import settled
 
@@ -96,6 +101,24 @@ class Ladder:
             logger.info("%s: %.3f s per forward, %.1e from plain", name, row["median_s"], row["l2_to_plain"])
         return rows
 
+    def sparse(self, budgets: Sequence[float]) -> list[dict[str, Any]]:
+        """Sparse attention on top of `exact`, from the first forward on, with its guard; the video rows stay in tile order after it."""
+        used, reasons = settled(RECIPES["exact"].savings, self.meter.device, self.dtype)
+        place_projections(self.loop.transformer, self.meter.device)
+        rows, pipe, state = list[dict[str, Any]](), self.loop.pipe, self.clip.state
+        for budget in (1.0, *budgets):
+            transforms = Transforms(used, Kept(), self.clip.resolved, dict(reasons))
+            options = SparseAttention(budget=budget, dense_first=0.0) if budget < 1 else OFF
+            around = transforms.around_loop(pipe, self.loop.block, self.loop.transformer, state)
+            with around, attending_sparsely(pipe, state, options) as told:
+                self.loop = loop = Loop(pipe, self.loop.block, state)  # the rows as they lie now
+                loop.forward()
+                self.meter.reset_peak()
+                timing = Timing(tuple(time_once(loop.forward, synchronize=self.meter.synchronize) for _ in range(self.forwards)), 1)
+            rows.append({"budget": budget, "peak_gib": self.meter.peak_gib()} | timing.row() | {"told": told})
+            logger.info("budget %g: %.3f s per forward, %s", budget, timing.median_s, told)
+        return rows
+
     @torch.no_grad()
     def decode(self, batches: Sequence[int]) -> list[dict[str, Any]]:
         """Diffusers' decode block, then the streamed one with so many tiles a call; most and mean difference in steps of 255."""
@@ -108,20 +131,26 @@ class Ladder:
             pipe._blocks.sub_blocks["decode.video"](pipe, state)
             made.append(to_uint8(state.get("videos")[0]))
 
-        for batch in (0, *batches):
-            call = partial(_append, made, pipe, latents, batch) if batch else stock
+        fusing = FUSED if settled(Savings(kernels=True), self.meter.device, self.dtype)[0].kernels else None
+        runs = [(0, None), *((batch, None) for batch in batches), *((batch, fusing) for batch in batches if fusing)]
+        for batch, ops in runs:
+            call = partial(_append, made, pipe, latents, batch, ops) if batch else stock
+            if ops is not None:
+                call()  # compiles
+                made.pop()
             self.meter.reset_peak()
             seconds = time_once(call, synchronize=self.meter.synchronize)
             apart = (torch.from_numpy(made[-1]).short() - torch.from_numpy(made[0]).short()).abs()
-            name = f"{batch} tiles a call, streamed" if batch else "plain diffusers"
+            name = f"{batch} tiles a call, streamed{', kernels' if ops else ''}" if batch else "plain diffusers"
             rows.append({"decode": name, "seconds": seconds, "peak_gib": self.meter.peak_gib()})
             rows[-1] |= {"most": int(apart.max()), "mean": float(apart.float().mean())}
             logger.info("%s", rows[-1])
         return rows
 
 
-def _append(made: list[Any], pipe: Any, latents: torch.Tensor, batch: int) -> None:
-    made.append(stream_video(pipe, latents, batch))
+def _append(made: list[Any], pipe: Any, latents: torch.Tensor, batch: int, ops: Ops | None) -> None:
+    with fused_decoder(pipe.vae, ops) if ops else nullcontext():
+        made.append(stream_video(pipe, latents, batch))
 
 
 def table(report: dict[str, Any]) -> str:
@@ -145,6 +174,13 @@ def table(report: dict[str, Any]) -> str:
         timing = f"{row['median_s']:.3f} ({row['runs']}, {row['spread']:.1%})"
         lines.append(f"| {row['lever']} | {timing} | {gain} | {row['begin_s']:.2f} | {memory} | {row['l2_to_plain']:.1e} |")
         before = row["median_s"]
+    if report.get("sparse"):
+        dense = report["sparse"][0]["median_s"]
+        lines += ["", "| budget on exact | s/forward (n, spread) | gain | peak GiB |", "|---|---|---|---|"]
+    for row in report.get("sparse", []):
+        peak = "n/a" if row["peak_gib"] is None else f"{row['peak_gib']:.1f}"
+        timing = f"{row['median_s']:.3f} ({row['runs']}, {row['spread']:.1%})"
+        lines.append(f"| {row['budget']:g} | {timing} | {dense / row['median_s']:.2f}x | {peak} |")
     lines += ["", "| video decode | s (once) | peak GiB | most, mean difference of 255 |", "|---|---|---|---|"]
     for row in report["decode"]:
         peak = "n/a" if row["peak_gib"] is None else f"{row['peak_gib']:.1f}"
@@ -160,6 +196,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", help="default: the workload's own")
     parser.add_argument("--forwards", type=int, default=3)
     parser.add_argument("--decode", default="1,4,14,28", metavar="N[,N]", help="tiles a call (default: %(default)s); '' for none")
+    parser.add_argument("--sparse", default="", metavar="F[,F]", help="budgets of sparse attention on top of exact")
+    parser.add_argument("--only-sparse", action="store_true", help="no other rung")
     parser.add_argument("--device", choices=DEVICES, default="auto")
     parser.add_argument("--dtype", choices=DTYPES, default="auto")
     parser.add_argument("--out", type=Path, required=True)
@@ -176,7 +214,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     ladder = Ladder(clip, loop, meter, components.dtype, args.forwards)
     report: dict[str, Any] = {"schema": SCHEMA, "workload": workload.name, "rows": loop.num_rows, "fingerprint": fingerprint()}
     report |= {"dtype": str(components.dtype).removeprefix("torch."), "stages": {k: v.row() for k, v in clip.stages.items()}}
-    report["forward"] = ladder.climb()
+    report["forward"] = [] if args.only_sparse else ladder.climb()
+    report["sparse"] = ladder.sparse([float(each) for each in args.sparse.split(",") if each]) if args.sparse else []
     write_json(args.out / RESULT, report | {"decode": []})
     report["decode"] = ladder.decode([int(each) for each in args.decode.split(",") if each])
     write_json(args.out / RESULT, report)

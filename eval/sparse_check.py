@@ -46,7 +46,7 @@ def check_all(place: Place, *, is_interpreted: bool) -> Iterator[dict[str, Any]]
         launches = [triton_sparse.Launch(16, 4, 1, tail=(16, 1)), triton_sparse.Launch(32, 4, 1, paired=False, has_tma=True, tail=(16, 1))]
         parts.append(lambda: sparse_exact.kernel_rows(device, torch.float32, launches, small=True))
     elif place.is_triton:
-        launches = [triton_sparse.launch_for(torch.cuda.get_device_capability(device), 128), *triton_sparse.CANDIDATES]
+        launches = [*triton_sparse.LAUNCHES.values(), *triton_sparse.CANDIDATES]
         parts.append(lambda: sparse_exact.kernel_rows(device, dtype, launches, small=False))
         parts.append(lambda: iter([sparse_exact.compiled_row(device, dtype)]))
         parts.append(lambda: sparse_exact.flex_rows(device, dtype))
@@ -70,6 +70,7 @@ class _Stack(torch.nn.Module):
     def __init__(self, sizes: dict[str, int]) -> None:
         super().__init__()
         self.transformer_blocks = torch.nn.ModuleList([MiniMaxH3TransformerBlock(**sizes, norm_eps=1e-5, qk_norm_eps=1e-5)])
+        self.proj_out = torch.nn.Linear(1, 1)  # says where the model lives
 
     def forward(self, *args: Any) -> Any:
         """The block."""
@@ -122,6 +123,8 @@ def time_layout(rows: int, grid: Grid, args: argparse.Namespace, place: Place) -
             wide = Cut(layer, (128, 128), density, aligned=True)
             yield "attention", wide.row()
             yield "attention", wide.flex_row()
+            if args.sweep and density == args.densities[len(args.densities) // 2]:
+                yield from (("sweep", row) for row in wide.sweep())
     del layer
     if not args.no_block:
         yield from (("blocks", row) for row in block_rows(rows, grid, args.densities, args.backends, place))

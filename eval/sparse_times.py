@@ -185,4 +185,5 @@ class Cut:
                 ms = self.place.milliseconds(run)
                 return {"ms": ms, "tflops": self.layer.teraflop(self.exact_pairs) / ms * 1e3}
 
-            yield attempt({"launch": repr(launch), "rows": self.layer.rows, "density": self.density}, measure)
+            name = f"{self.blocks.block_q}x{self.blocks.block_k} {launch!r}"
+            yield attempt({"launch": name, "rows": self.layer.rows, "density": self.density}, measure)

@@ -16,7 +16,7 @@ from videogen.sampling import told_shifts
 @cache
 def cache_code() -> str:
     """The identity of the code that decides and predicts: another version may reuse other steps."""
-    found = [find_spec(f"caches.{name}") for name in ("policy", "drift", "step_hook")]  # not imported: planning needs no torch
+    found = [find_spec(f"caches.{name}") for name in ("policy", "drift", "prior", "step_hook")]  # not imported: planning needs no torch
     return hash_text("\n".join(Path(str(spec.origin)).read_text(encoding="utf-8") for spec in found if spec))
 
 
@@ -64,6 +64,7 @@ def covered_by(certificate: Certificate, options: StepCache) -> StepCache:
         audio_order=certificate.audio_order,
         warm_up=certificate.warm_up,
         drift_order=certificate.drift_order,
+        prior=certificate.prior,
         certificates=(certificate,),
     )
 
@@ -74,8 +75,14 @@ def open_certificate(path: Path) -> Certificate:
     Raises RequestError when it is missing or not one.
     """
     try:
-        return read_certificate(path.read_text(encoding="utf-8"), path.name)
+        found = read_certificate(path.read_text(encoding="utf-8"), path.name)
+        covered_by(found, StepCache())  # its options must be possible ones
+        return found
+    except UnicodeDecodeError as error:
+        raise bad("certificate", str(path), "UTF-8 text", f"byte {error.start} is not; calibrate again") from None
     except OSError as error:
         raise bad("certificate", str(path), "a file that can be read", error.strerror or "check the path") from None
+    except RequestError as error:
+        raise RequestError(f"certificate {path.name}: {error}") from None
     except ValueError as error:
         raise RequestError(str(error)) from None

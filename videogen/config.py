@@ -1,6 +1,5 @@
 """Every option as a frozen value, checked when it is made; the only reader of environment variables."""
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -11,8 +10,10 @@ from PIL import Image
 
 from caches.certificate import Certificate
 from caches.policy import WARM_UP
+from caches.prior import Prior
 from lora.contract import Contract
 from videogen.attention.options import OFF, SparseAttention
+from videogen.checks import check_flag, check_guidance, check_prompt, check_size, check_tuple, check_whole, is_number
 from videogen.errors import bad
 from videogen.text.source import TextSource
 from videogen.transforms.options import UNTOUCHED, Savings
@@ -22,29 +23,10 @@ Media = str | Path | Image.Image
 MAX_STEPS = 1000
 MAX_SEED = 2**63 - 1
 MAX_STRENGTH = 1000
-MAX_GUIDANCE = 100
 SHIPPED = "model:"  # begins the name of an adapter that the model itself ships
 NO_TERMS = Contract()
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
-
-
-def _check_prompt(prompt: object) -> None:
-    if not isinstance(prompt, str):
-        raise bad("prompt", prompt, "one text per clip", "pass a single string; use one request per prompt")
-    if not prompt.strip():
-        raise bad("prompt", prompt, "at least one visible character", "say what the clip should show")
-    try:
-        prompt.encode("utf-8")
-    except UnicodeEncodeError:
-        raise bad("prompt", prompt, "valid Unicode", "remove the broken characters (check the file's encoding)") from None
-
-
-def _check_whole(what: str, value: int | None, low: int, high: int) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise bad(what, value, f"a whole number from {low} to {high}", f"change {what}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +55,21 @@ class Request:
     guidance: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        _check_prompt(self.prompt)
-        _check_whole("frames", self.frames, 1, 100_000)
-        _check_whole("steps", self.steps, 1, MAX_STEPS)
-        _check_whole("seed", self.seed, 0, MAX_SEED)
+        check_prompt(self.prompt)
+        check_whole("frames", self.frames, 1, 100_000)
+        check_whole("steps", self.steps, 1, MAX_STEPS)
+        check_whole("seed", self.seed, 0, MAX_SEED)
+        check_flag("round_size", self.round_size)
         if self.frames is not None and self.seconds is not None:
             raise bad("frames and seconds", (self.frames, self.seconds), "only one of the two", "drop frames or seconds")
-        if self.seconds is not None and not (isinstance(self.seconds, int | float) and 0 < self.seconds < 10_000):
+        if self.seconds is not None and not (is_number(self.seconds) and 0 < self.seconds < 10_000):
             raise bad("seconds", self.seconds, "a positive number", "change seconds")
-        if self.size is not None:
-            if len(self.size) != 2:
-                raise bad("size", self.size, "(width, height)", "pass two numbers")
-            _check_whole("width", self.size[0], 1, 16_384)
-            _check_whole("height", self.size[1], 1, 16_384)
+        check_size(self.size)
         if self.negative_prompt:
-            _check_prompt(self.negative_prompt)
-        if self.guidance is not None and (len(self.guidance) not in (1, 2) or not all(0 <= g <= MAX_GUIDANCE for g in self.guidance)):
-            raise bad("guidance", self.guidance, f"one or two scales from 0 to {MAX_GUIDANCE}", "change guidance")
+            check_prompt(self.negative_prompt, "negative_prompt")
+        check_guidance(self.guidance)
+        if not isinstance(self.references, tuple | list):
+            raise bad("references", self.references, "several pictures in a tuple", "put a single one in a tuple too")
         if self.expand is not None and not isinstance(self.expand, TextSource):
             raise bad("expand", self.expand, "a TextSource", "pass find_text_source(name)")
         if self.references and (self.image is not None or self.last_image is not None):
@@ -108,7 +88,8 @@ class StepCache:
     """The step cache of a recipe. lam is the largest drift reused over, 0 is off; video_order and audio_order are those
     of the polynomial that replaces a reused step (0 copies), drift_order that of the one drift is measured from; warm_up is the
     share of the steps that is computed first in any case; streams says whether the two forwards of a guided step decide each or
-    together, the unconditional one then following the other.
+    together, the unconditional one then following the other. prior is what was measured of the schedule's residuals: reused steps are
+    then the best linear combination of the last order + 1 computed ones, and lambda is the error expected of that.
 
     A certificate sets all of them for the requests of its stratum; for requests of none's `on_mismatch` is `refuse` or `compute`.
     """
@@ -120,6 +101,7 @@ class StepCache:
     drift_order: int = 1
     warm_up: float = WARM_UP
     streams: str = "each"
+    prior: Prior | None = None
     certificates: tuple[Certificate, ...] = ()
     on_mismatch: str = "refuse"
 
@@ -128,13 +110,14 @@ class StepCache:
             raise bad("cache streams", self.streams, "each or together", "change it")
         if self.on_mismatch not in ("refuse", "compute"):
             raise bad("cache mismatch", self.on_mismatch, "refuse or compute", "change --cache-mismatch")
-        if isinstance(self.lam, bool) or not isinstance(self.lam, int | float) or not (math.isfinite(self.lam) and self.lam >= 0):
+        if not (is_number(self.lam) and self.lam >= 0):
             raise bad("cache lambda", self.lam, "a finite number of at least 0", "use 0 to switch the cache off")
-        _check_whole("cache max_streak", self.max_streak, 1, MAX_STEPS)
-        if not 0 <= self.warm_up <= 1:
+        check_whole("cache max_streak", self.max_streak, 1, MAX_STEPS)
+        check_tuple("certificates", self.certificates, Certificate)
+        if not (is_number(self.warm_up) and 0 <= self.warm_up <= 1):
             raise bad("cache warm_up", self.warm_up, "a share of the steps from 0 to 1", "change it")
         for name in ("video_order", "audio_order", "drift_order"):
-            _check_whole(f"cache {name}", getattr(self, name), 0, 2)
+            check_whole(f"cache {name}", getattr(self, name), 0, 2 if self.prior is None else 7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +136,7 @@ class AdapterUse:
             raise bad("adapter file", self.file, "a path as text, or model:NAME", "correct it")
         if self.strength is None:
             return
-        is_number = isinstance(self.strength, int | float) and not isinstance(self.strength, bool)
-        if not is_number or not abs(self.strength) <= MAX_STRENGTH:
+        if not is_number(self.strength) or abs(self.strength) > MAX_STRENGTH:
             raise bad(f"strength of {self.name}", self.strength, f"a number up to {MAX_STRENGTH}", "use 1 for the one it was trained at")
 
     @property
@@ -181,6 +163,9 @@ class Adapters:
     def __post_init__(self) -> None:
         if self.contract not in ("apply", "ignore"):
             raise bad("adapter contract", self.contract, "apply or ignore", "change --lora-contract")
+        check_tuple("adapters", self.uses, AdapterUse)
+        check_tuple("adapter contract", self.stated, str)
+        check_flag("adapter fuse", self.fuse)
         for word in self.stated:
             if not word.partition("=")[2]:
                 raise bad("adapter contract", word, "apply, ignore or FIELD=VALUE such as shift_video=6", "change --lora-contract")
@@ -204,7 +189,8 @@ class Recipe:
     adapters: Adapters = Adapters()
 
     def __post_init__(self) -> None:
-        _check_whole("recipe steps", self.steps, 1, MAX_STEPS)
+        check_prompt(self.name, "recipe name")
+        check_whole("recipe steps", self.steps, 1, MAX_STEPS)
         if self.dtype not in DTYPES:
             raise bad("dtype", self.dtype, f"one of {', '.join(DTYPES)}", "change dtype")
 
@@ -287,6 +273,8 @@ def as_plain(value: Any) -> Any:
         return f"<picture {value.width}x{value.height} {value.mode}>"
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, Prior):
+        return {"digest": value.digest, "clips": value.clips}
     if isinstance(value, tuple | list):
         return [as_plain(item) for item in value]
     if isinstance(value, Mapping):

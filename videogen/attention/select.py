@@ -54,7 +54,7 @@ def choose(options: SparseAttention, machine: Machine, *, first: int, rows: int,
             raise EnvironmentFault(say("sparse attention", reason, "what it can run on", "drop --sparse-budget, or allow dense"))
         return Choice("dense", reason)
     backend = _backend(options, machine)
-    tile, block, least = _sizes(options, backend)
+    tile, block, least = _sizes(options, backend, machine)
     if rows < least:
         return Choice("dense", f"short: {rows} rows, worth it from {least}")
     if backend == "flex":  # whole blocks of sinks
@@ -70,10 +70,11 @@ def _backend(options: SparseAttention, machine: Machine) -> str:
     return "triton" if machine.device == "cuda" else "gather"
 
 
-def _sizes(options: SparseAttention, backend: str) -> tuple[tuple[int, int, int], tuple[int, int], int]:
-    """Tile, block and shortest sequence: the options' own, else what fits the implementation."""
+def _sizes(options: SparseAttention, backend: str, machine: Machine) -> tuple[tuple[int, int, int], tuple[int, int], int]:
+    """Tile, block and shortest sequence: the options' own, else what fits the implementation (wide blocks are faster on Hopper)."""
+    is_hopper = machine.capability is not None and machine.capability[0] == 9
     tile, block, least = {
-        "triton": ((4, 4, 4), (128, 64), MIN_ROWS),
+        "triton": ((4, 4, 4), (128, 128 if is_hopper else 64), MIN_ROWS),
         "flex": ((4, 4, 4), (128, 128), MIN_ROWS),
         "gather": ((8, 2, 2), (32, 16), 1024),
     }[backend]
@@ -92,7 +93,7 @@ def _obstacle(options: SparseAttention, machine: Machine, first: int, rows: int,
     if machine.heads % machine.ulysses:
         return f"{machine.heads} heads over {machine.ulysses} devices"
     backend = _backend(options, machine)
-    block = _sizes(options, backend)[1]
+    block = _sizes(options, backend, machine)[1]
     if backend == "gather":
         return "" if machine.device in ("cpu", "cuda") else f"device {machine.device}: untried"
     if backend == "flex":

@@ -35,8 +35,11 @@ class Launch:
     tail: tuple[int, int] = (64, 2)
 
 
-# By (compute capability, head dimension): the fastest of `python -m eval.sparse_check --sweep`, where that ran.
-LAUNCHES: dict[tuple[int, int], Launch] = {(90, 128): Launch(64, 4, 3, paired=False, has_tma=True, tail=(32, 1))}
+# By (compute capability, head dimension, key rows of a block): the fastest of `python -m eval.sparse_check --sweep`, where that ran.
+LAUNCHES: dict[tuple[int, int, int], Launch] = {
+    (90, 128, 64): Launch(64, 4, 2, paired=False, has_tma=True, tail=(32, 1)),
+    (90, 128, 128): Launch(128, 8, 2, paired=False, has_tma=True),
+}
 CANDIDATES = (
     Launch(128, 8, 3),
     Launch(128, 8, 2),
@@ -48,20 +51,24 @@ CANDIDATES = (
     Launch(64, 4, 2, paired=False, tail=(32, 1)),
     Launch(64, 4, 3, paired=False, tail=(32, 1)),
     Launch(64, 4, 3, paired=False, has_tma=True, tail=(32, 1)),
+    Launch(64, 4, 2, paired=False, has_tma=True, tail=(32, 1)),
+    Launch(64, 4, 4, paired=False, has_tma=True, tail=(32, 1)),
+    Launch(64, 4, 3, paired=False, has_tma=True),
+    Launch(128, 8, 2, paired=False, has_tma=True),
     Launch(128, 8, 3, tail=(32, 2)),
 )
 SMALL_MEMORY = Launch(64, 4, 2, paired=False, tail=(32, 1))  # 100 KiB a multiprocessor: consumer Blackwell (12.x), Ada (8.9)
 
 
-def launch_on(query: torch.Tensor) -> Launch:
+def launch_on(query: torch.Tensor, block_k: int) -> Launch:
     """The launch for these heads on their device."""
-    return launch_for(torch.cuda.get_device_capability(query.device) if query.is_cuda else (0, 0), query.shape[-1])
+    return launch_for(torch.cuda.get_device_capability(query.device) if query.is_cuda else (0, 0), query.shape[-1], block_k)
 
 
-def launch_for(capability: tuple[int, int], head_dim: int) -> Launch:
+def launch_for(capability: tuple[int, int], head_dim: int, block_k: int) -> Launch:
     """The launch of a device's compute capability."""
     major, minor = capability
-    swept = LAUNCHES.get((10 * major + minor, head_dim))
+    swept = LAUNCHES.get((10 * major + minor, head_dim, block_k))
     return swept or (SMALL_MEMORY if major == 12 or capability in ((8, 6), (8, 9)) else CANDIDATES[0])
 
 
@@ -146,7 +153,7 @@ def _attend(
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if first:
         out[:, :first] = dense(query[:, :first], key, value)
-    lse = run_kernel(query, key, value, pooled, Route(budgets, lists, kept), blocks, tail, launch_on(query), out)
+    lse = run_kernel(query, key, value, pooled, Route(budgets, lists, kept), blocks, tail, launch_on(query, blocks.block_k), out)
     return out, lse
 
 
@@ -175,5 +182,5 @@ def summaries(query: torch.Tensor, blocks: Blocks, route: Route, pooled: Pooled,
     """Attention of the video rows over the blocks that are not kept, (B, rows, H, D) and (B, H, rows): to merge by log-sum-exp."""
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     columns = _columns(pooled, query.dtype)
-    lse = run_kernel(query, query, query, columns, route, blocks, tail, launch_on(query), out, is_exact=False)
+    lse = run_kernel(query, query, query, columns, route, blocks, tail, launch_on(query, blocks.block_k), out, is_exact=False)
     return out[:, blocks.first :], lse

@@ -133,7 +133,11 @@ def _channels(pipe: Any, state: PipelineState, options: StepCache, sharding: Sha
     device = pipe._execution_device
     rows = {name: state.get(f"{name}_indices")[state.get(f"num_condition_{name}_rows") or 0 :].to(device) for name in orders}
     rows = {name: sharding.own(each, _num_rows(state)) for name, each in rows.items()}
-    return {name: Channel(rows[name], sigmas[name], order, options.drift_order) for name, order in orders.items()}
+    prior = options.prior
+    return {
+        name: Channel(rows[name], sigmas[name], order, options.drift_order, None if prior is None else prior.of(name, sigmas[name][:-1]))
+        for name, order in orders.items()
+    }
 
 
 def _num_rows(state: PipelineState) -> int:
@@ -160,7 +164,7 @@ def _sharded(pipe: Any, state: PipelineState, cache: StepCache, sparse: SparseAt
         state.set(name, sharding.share(state.get(name)))
     with (
         sharding.attention(transformer, rows),
-        _attending(pipe, state, sparse) as attention,
+        attending_sparsely(pipe, state, sparse) as attention,
         _cached(pipe, state, cache, sharding) as trace,
         sharding.stack(transformer, rows),
     ):
@@ -168,7 +172,7 @@ def _sharded(pipe: Any, state: PipelineState, cache: StepCache, sparse: SparseAt
 
 
 @contextmanager
-def _attending(pipe: Any, state: PipelineState, options: SparseAttention) -> Iterator[dict[str, Any]]:
+def attending_sparsely(pipe: Any, state: PipelineState, options: SparseAttention) -> Iterator[dict[str, Any]]:
     """Sparse attention around the denoising loop, the video rows in tile order first; yields its record, filled at the end."""
     positions = state.get("position_ids")
     told: dict[str, Any] = {}

@@ -9,7 +9,7 @@ import torch
 from videogen.kernels import definitions, fused, triton_kernels
 from videogen.kernels.ops import FUSED
 
-NAMES = ("rms_modulate", "gated_add", "qk_rotate", "swiglu")
+NAMES = ("rms_modulate", "rms_norm", "gated_add", "qk_rotate", "swiglu")
 BOUNDS = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 6e-3}  # relative L2: one rounding, and a few of the inputs' own
 FAILS: tuple[type[Exception], ...] = (RuntimeError, ValueError, TypeError, OSError, AttributeError, *triton_kernels.ERRORS)
 
@@ -45,6 +45,7 @@ def arguments(shape: Shape, dtype: torch.dtype, device: torch.device, seed: int 
     x, y = draw(shape.batch, shape.rows, shape.width), draw(shape.batch, shape.rows, shape.width)
     return {
         "rms_modulate": (x, draw(shape.width), 1e-5, tables[1], tables[0], rows),
+        "rms_norm": (x.float(), draw(shape.width).float(), 1e-5, dtype),
         "gated_add": (x, y, tables[2], rows),
         "qk_rotate": (heads, draw(shape.head_width), 1e-5, angles.cos(), angles.sin()),
         "swiglu": (draw(shape.batch, shape.rows, 2 * shape.ffn),),
@@ -53,7 +54,8 @@ def arguments(shape: Shape, dtype: torch.dtype, device: torch.device, seed: int 
 
 def exact(name: str, given: tuple[Any, ...]) -> torch.Tensor:
     """The definition in float32."""
-    widened = (each.float() if torch.is_tensor(each) and each.is_floating_point() else each for each in given)
+    widened = [each.float() if torch.is_tensor(each) and each.is_floating_point() else each for each in given]
+    widened = [torch.float32 if isinstance(each, torch.dtype) else each for each in widened]
     result: torch.Tensor = getattr(definitions, name)(*widened)
     return result
 

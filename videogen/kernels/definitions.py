@@ -15,6 +15,11 @@ def rms_modulate(
     return normed * (1.0 + scale.index_select(0, rows)) + shift.index_select(0, rows)
 
 
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> torch.Tensor:
+    """RMSNorm of x (B, S, D) in its own format, handed over in another."""
+    return functional.rms_norm(x, x.shape[-1:], weight, eps).to(dtype)
+
+
 def gated_add(x: torch.Tensor, y: torch.Tensor, gate: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """The residual and a branch gated by its table row: x, y (B, S, D), gate (R, D), rows (S,)."""
     return x + gate.index_select(0, rows) * y

@@ -35,6 +35,14 @@ def rms_modulate(
     return out
 
 
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> torch.Tensor:
+    """RMSNorm of x (B, S, D) and its rounding to `dtype` in one pass."""
+    x, out = x.contiguous(), torch.empty(x.shape, dtype=dtype, device=x.device)
+    width = x.shape[-1]
+    triton_kernels.rms_norm[(x.numel() // width,)](x, weight, out, width, eps, BLOCK=_power(width), num_warps=_ROW)
+    return out
+
+
 def gated_add(x: torch.Tensor, y: torch.Tensor, gate: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Gate and residual in one pass over x and y (B, S, D)."""
     x, y, out = x.contiguous(), y.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -14,10 +14,11 @@ class Ops:
 
     name: str
     rms_modulate: Callable[..., torch.Tensor]
+    rms_norm: Callable[..., torch.Tensor]
     gated_add: Callable[..., torch.Tensor]
     qk_rotate: Callable[..., torch.Tensor]
     swiglu: Callable[..., torch.Tensor]
 
 
-TORCH = Ops("torch", definitions.rms_modulate, definitions.gated_add, definitions.qk_rotate, definitions.swiglu)
-FUSED = Ops("triton", fused.rms_modulate, fused.gated_add, fused.qk_rotate, fused.swiglu)
+TORCH = Ops("torch", definitions.rms_modulate, definitions.rms_norm, definitions.gated_add, definitions.qk_rotate, definitions.swiglu)
+FUSED = Ops("triton", fused.rms_modulate, fused.rms_norm, fused.gated_add, fused.qk_rotate, fused.swiglu)

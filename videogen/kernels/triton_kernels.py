@@ -36,6 +36,17 @@ if triton is not None:
         tl.store(OUT + row * width + column, (x * (1.0 + scale) + shift).to(OUT.dtype.element_ty), mask=inside)
 
     @triton.jit
+    def rms_norm(X, WEIGHT, OUT, width, eps, BLOCK: tl.constexpr):
+        """One row a program."""
+        row = tl.program_id(0).to(tl.int64)
+        column = tl.arange(0, BLOCK)
+        inside = column < width
+        x = tl.load(X + row * width + column, mask=inside, other=0.0).to(tl.float32)
+        x = x * tl.rsqrt(tl.sum(x * x, 0) / width + eps)
+        x = x * tl.load(WEIGHT + column, mask=inside, other=0.0).to(tl.float32)
+        tl.store(OUT + row * width + column, x.to(OUT.dtype.element_ty), mask=inside)
+
+    @triton.jit
     def gated_add(X, Y, GATE, ROWS, OUT, seq, width, table_s, BLOCK: tl.constexpr):
         """A stretch of one packed row a program."""
         row = tl.program_id(0).to(tl.int64)

@@ -1,7 +1,7 @@
 """Puts the savings of a recipe around the blocks of one request; the composition root owns what lives longer than that."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from videogen.transforms.encodings import Encodings, First, Values, here, on_dev
 from videogen.transforms.float8 import Float8Shelf, float8_products
 from videogen.transforms.float8 import refusal as no_float8
 from videogen.transforms.fused_blocks import fused_blocks
+from videogen.transforms.fused_decoder import fused_decoder
 from videogen.transforms.lean_loop import lean_loop
 from videogen.transforms.options import Savings
 from videogen.transforms.scope import attending, forward_as, once
@@ -62,7 +63,8 @@ class Transforms:
     def call(self, name: str, block: Any, pipe: Any, state: PipelineState) -> None:
         """Run one of diffusers' blocks outside the loop, or do without."""
         if name == "decode.video" and self.savings.decode_batch and is_on_ladder(pipe.vae, state.get("latents")):
-            state.set("videos", stream_video(pipe, state.get("latents"), self.savings.decode_batch, self.spread)[None])
+            with fused_decoder(pipe.vae, FUSED) if self.savings.kernels else nullcontext():
+                state.set("videos", stream_video(pipe, state.get("latents"), self.savings.decode_batch, self.spread)[None])
             self.told["decode_batch"] = f"{self.savings.decode_batch} tiles a call, streamed"
             return
         if name == "text_encoder":

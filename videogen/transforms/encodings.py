@@ -66,8 +66,9 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def on_device(values: Values, device: torch.device) -> Values:
-    """The same values on a device; those that are there already as they are."""
-    return _moved(values, dict.fromkeys(values, device), copy=False)
+    """The same values with every embedding on a device; whole numbers (tags) stay where the layout is made, in host memory."""
+    devices = {name: device if all(map(torch.is_floating_point, _tensors(value))) else _device_of(value) for name, value in values.items()}
+    return _moved(values, devices, copy=False)
 
 
 def _device_of(value: Any) -> torch.device:

@@ -80,7 +80,8 @@ def _block_forward(block: Any, ops: Ops) -> Any:
     return make
 
 
-def _gated_forward(gated: Any, ops: Ops) -> Any:
+def gated_forward(gated: Any, ops: Ops) -> Any:
+    """The gated half of a feed-forward network, for `forward_as`."""
     return lambda _stock: lambda rows: ops.swiglu(gated.proj(rows))
 
 
@@ -90,7 +91,7 @@ def fused_blocks(transformer: Any, ops: Ops) -> Iterator[None]:
     with ExitStack() as stack:
         for block in transformer.transformer_blocks:
             stack.enter_context(forward_as(block, _block_forward(block, ops)))
-            stack.enter_context(forward_as(block.ff.net[0], _gated_forward(block.ff.net[0], ops)))
+            stack.enter_context(forward_as(block.ff.net[0], gated_forward(block.ff.net[0], ops)))
             if type(block.attn.processor) is MiniMaxH3AttnProcessor:
                 stack.callback(setattr, block.attn, "processor", block.attn.processor)
                 block.attn.processor = FusedProcessor(block.attn.processor, ops)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from videogen.checks import check_flag
 from videogen.errors import bad
 
 MATMULS = ("model", "auto", "bfloat16", "float8")
@@ -32,13 +33,15 @@ class Savings:
     matmul: str = "model"
 
     def __post_init__(self) -> None:
+        for name in ("adaln_tables", "park_adaln", "refined_text", "rope_tables", "text_cut", "lean_loop", "kernels"):
+            check_flag(f"savings {name}", getattr(self, name))
         for name in ("encodings", "decode_batch"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
                 raise bad(f"savings {name}", value, f"a whole number from 0 to {MAX_COUNT}", f"change {name}")
         if self.matmul not in MATMULS:
             raise bad("savings matmul", self.matmul, f"one of {', '.join(MATMULS)}", "change matmul")
-        if not self.attention:
+        if not isinstance(self.attention, str) or not self.attention:
             raise bad("savings attention", self.attention, "model, auto, or a back end of diffusers", "change attention")
         if self.park_adaln and not self.adaln_tables:
             raise bad("savings park_adaln without adaln_tables", True, "both", "switch adaln_tables on, or park_adaln off")

@@ -53,6 +53,10 @@ def test_the_choice_and_its_reason(options: SparseAttention, machine: Machine, l
         assert choose(strict, machine, **layout) == choice
 
 
+def test_a_block_is_as_wide_as_is_fast_on_the_device() -> None:
+    assert choose(ON, H200, **REAL).block == (128, 128) and choose(ON, replace(H200, capability=(12, 0)), **REAL).block == (128, 64)
+
+
 def test_flex_gets_whole_blocks_of_sinks() -> None:
     assert choose(ON, H200, **REAL).first == 444 and choose(replace(ON, backend="flex"), H200, **REAL).first == 512
 

@@ -19,6 +19,7 @@ from videogen.kernels.check import Shape, arguments, exact, relative_l2
 from videogen.kernels.ops import FUSED, TORCH, Ops
 from videogen.pipeline import Pipeline
 from videogen.transforms.fused_blocks import FusedProcessor, fused_blocks
+from videogen.transforms.fused_decoder import fused_decoder
 from videogen.transforms.options import Savings
 from videogen.transforms.settle import settled
 
@@ -81,7 +82,7 @@ def test_the_definitions_are_the_stock_blocks_bit_for_bit(tiny_pipeline: Pipelin
 
         return call
 
-    ops = Ops("counted", *(counted(name) for name in ("rms_modulate", "gated_add", "qk_rotate", "swiglu")))
+    ops = Ops("counted", *(counted(name) for name in ("rms_modulate", "rms_norm", "gated_add", "qk_rotate", "swiglu")))
     model = transformer_of(tiny_pipeline.load("t2va"))
     before = ["forward" in vars(module) for module in model.modules()]
     rng = torch.Generator().manual_seed(1)
@@ -95,6 +96,19 @@ def test_the_definitions_are_the_stock_blocks_bit_for_bit(tiny_pipeline: Pipelin
     assert calls == {"rms_modulate": 6, "gated_add": 6, "qk_rotate": 6, "swiglu": 3}
     assert ["forward" in vars(module) for module in model.modules()] == before
     assert not isinstance(model.transformer_blocks[0].attn.processor, FusedProcessor)
+
+
+def test_the_definitions_are_the_stock_decoder_block_bit_for_bit(tiny_pipeline: Pipeline) -> None:
+    vae = tiny_pipeline.load("t2va").vae
+    latents = torch.randn(2, vae.config.latent_channels, 3, 4, 5, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        wanted = vae.decoder(latents)
+        broken = replace(TORCH, rms_norm=lambda *given: 1.5 * definitions.rms_norm(*given))
+        with fused_decoder(vae, TORCH):
+            assert torch.equal(vae.decoder(latents), wanted)
+        with fused_decoder(vae, broken):
+            assert not torch.equal(vae.decoder(latents), wanted)
+        assert torch.equal(vae.decoder(latents), wanted)
 
 
 def test_a_whole_clip_through_the_definitions_is_bit_identical(tiny_pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
