@@ -210,6 +210,9 @@ def _check(model: nn.Module, uses: Sequence[Use], fuse: bool) -> None:
         if not parameter.dtype.is_floating_point or parameter.element_size() < 2 or parameter.is_meta:
             given = f"{name} in {parameter.dtype} on {parameter.device}"
             raise bad("adapter target", given, "a loaded weight of at least 16 bits", "attach before quantising or offloading")
+    sharded = [name for name in sorted(_written(uses, fuse)) if hasattr(model.get_parameter(name), "to_local")]
+    if sharded:
+        raise bad("adapter target", f"{sharded[0]}, sharded over ranks", "whole weights to write into", "use --weights whole or offload")
     owners = {name.removesuffix(".weight").rpartition(".")[0] for name in touched}
     if any(getattr(model.get_submodule(owner), "fused_projections", False) for owner in owners):
         raise bad("adapter target", "attention with fused projections", "separate q, k and v", "call unfuse_qkv_projections() first")

@@ -64,7 +64,7 @@ class Pipeline:
     ) -> None:
         self.source, self.family, self.recipe, self.device = source, family, recipe, device
         self.profile, self.sharding, self.placement = profile, sharding, placement
-        self._refuse_for_wan()
+        self._refuse_for_family()
         self.dtype = pick_dtype(recipe.dtype, device)
         strata = [each.fingerprint.dtype for each in recipe.cache.certificates]
         savings = recipe.savings
@@ -81,14 +81,17 @@ class Pipeline:
         self._kept = Kept()
         self._expander = Expander(GrammarForm() if source.is_pocket else FilmForm(has_sound=not source.is_wan), device, self.dtype)
 
-    def _refuse_for_wan(self) -> None:
-        """What is asked for by name and does not exist for Wan yet is an error; what is left to `auto` is told in the record."""
-        if not self.source.is_wan:
+    def _refuse_for_family(self) -> None:
+        """What is asked for by name and does not exist for the family is an error; what is left to `auto` is told in the record."""
+        kind, is_wan = self.placement.kind, self.source.is_wan
+        if kind == "offload-idle" and not (is_wan and self.family.geometry.has_two_experts):
+            raise bad("--weights", kind, "a model of two experts (Wan 2.2 A14B)", "use --weights offload")
+        if not is_wan:
             return
+        if kind == "parked":
+            raise bad("--weights", kind, "another kind: Wan has no AdaLN projections to park", "use --weights offload or offload-idle")
         if self.recipe.savings.matmul in ("float8", "bfloat16"):
             raise bad("savings matmul", self.recipe.savings.matmul, "model or auto for Wan", "choose another recipe")
-        if self.placement.kind != "whole":
-            raise bad("--weights", self.placement.kind, "whole for Wan", "drop --weights; --text-encoder visiting works")
         if self.recipe.cache.certificates:
             raise bad("certificates", len(self.recipe.cache.certificates), "none: no Wan model is calibrated", "use --cache-lambda")
 
@@ -118,7 +121,7 @@ class Pipeline:
         if self.device.type == "cpu":
             more |= {"adaln_tables": False}
         elif placement.kind in ("whole", "parked") and placement.text != "visiting":
-            kind = "whole" if self.source.is_wan else "parked" if self.savings.matmul == "float8" else "offload"
+            kind = "offload" if self.savings.matmul != "float8" else "whole" if self.source.is_wan else "parked"
             placement = Placement(kind, None, "visiting")
         else:
             more |= {"decode_batch": min(1, self.savings.decode_batch)}
@@ -252,6 +255,7 @@ class Pipeline:
             "cache": raw.cache.record(),
             "attention": raw.attention,
             "parallel": self.sharding.label,
+            "placement": {"weights": self.placement.kind, "text_encoder": self.placement.text, "moves": [*raw.moves]},
             "stages_s": {name: round(seconds, 3) for name, seconds in stages_s.items()},
             "peak_memory_mb": peak_memory_mb(self.device),
             "software": software(),

@@ -14,7 +14,8 @@ class RawClip:
     """What the model made: frames (F, H, W, 3), floats in [0, 1] or bytes, audio (channels, samples) float or None where the family
     makes none, sigmas with the last 0 by modality.
 
-    cache and attention say what the step cache and sparse attention did; evaluations is how often a step asks the model.
+    cache and attention say what the step cache and sparse attention did; evaluations is how often a step asks the model; moves are
+    the experts that came from host memory meanwhile.
     """
 
     frames: npt.NDArray[np.float32]
@@ -24,6 +25,7 @@ class RawClip:
     cache: Trace
     attention: dict[str, Any]
     evaluations: int = 1
+    moves: tuple[dict[str, int | float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from videogen.families.wan_parts import WanParts
 from videogen.families.wan_sequence import seats
 from videogen.images import picture_of
 from videogen.parallel.sharding import ALONE, Sharding
+from videogen.parallel.weights import taking_turns
 from videogen.progress import PhaseClock, StepBar
 from videogen.result import RawClip
 from videogen.transforms.adaln import visiting
@@ -190,6 +191,7 @@ def run(
         found = [sites(each) for each in experts] if sparse.is_on else []
         with (
             _attending(experts, transforms),
+            taking_turns(experts, pipe._execution_device) as moves,
             _reporting(pipe, clock),
             _shared(pipe, experts, schedule, sharding),
             wan_cache(experts, cache, schedule, rule, sharding) as trace,
@@ -198,4 +200,4 @@ def run(
             frames = pipe(**inputs).frames[0]
         sigmas = pipe.scheduler.sigmas.tolist()
     clock.close()
-    return RawClip(np.asarray(frames), None, 0, {"video": sigmas}, trace, attention, 2 if resolved.is_guided else 1)
+    return RawClip(np.asarray(frames), None, 0, {"video": sigmas}, trace, attention, 2 if resolved.is_guided else 1, tuple(moves))

@@ -1,11 +1,13 @@
-"""Where a model's weights live: whole on the device, sharded over the ranks of a clip, or in host memory and visiting block by block.
+"""Where a model's weights live: whole on the device, sharded over the ranks of a clip, or in host memory and visiting: block by block,
+or one expert of two at a time.
 
-Attention and feed-forward of every block are what is sharded or visits (40 of 66 GB). The AdaLN projections (25) stay in host memory with
-every kind but `whole`, where the recipe makes tables of them. All compute with the same weights, so outputs are those of whole weights.
+Attention and feed-forward of every block are what is sharded or visits (of H3 40 of 66 GB, of a Wan expert 28). H3's AdaLN projections
+(25) stay in host memory with every kind but `whole`, where the recipe makes tables of them. All compute with the same weights, so outputs
+are those of whole weights.
 """
 
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +18,9 @@ from torch.distributed.fsdp import fully_shard
 
 from videogen.errors import bad
 from videogen.parallel.comm import Peers
+from videogen.timing import WallClock
 
-KINDS, TEXTS = ("whole", "parked", "fsdp", "offload"), ("resident", "visiting")
+KINDS, TEXTS = ("whole", "parked", "fsdp", "offload", "offload-idle"), ("resident", "visiting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +59,31 @@ class Placement:
             shard(module, self.peers, device)
         elif self.kind == "offload":
             stream(module, device)
+        elif self.kind == "offload-idle":
+            wait_at_home(module, device)
         else:
             _move_rest(module, device, is_large_moved=True)
         return module
 
 
 WHOLE = Placement()
+_HOME = "_videogen_home"
 
 
-def _parts(block: Any) -> tuple[nn.Module, nn.Module]:
+def _blocks(transformer: Any) -> Any:
+    """The block stack: H3's, or Wan's."""
+    return transformer.transformer_blocks if hasattr(transformer, "transformer_blocks") else transformer.blocks
+
+
+def _parts(block: Any) -> tuple[nn.Module, ...]:
     """What of a block is sharded or visits, in the order it runs."""
-    return block.attn, block.ff
+    return (block.attn, block.ff) if hasattr(block, "attn") else (block.attn1, block.attn2, block.ffn)
 
 
 def _move_rest(transformer: Any, device: torch.device, *, is_large_moved: bool = False) -> None:
     """Everything to the device but the AdaLN projections and, unless they move too, the blocks' large parts."""
-    staying = [block.adaln_proj for block in transformer.transformer_blocks]
-    staying += [] if is_large_moved else [part for block in transformer.transformer_blocks for part in _parts(block)]
+    staying = [block.adaln_proj for block in _blocks(transformer) if hasattr(block, "adaln_proj")]
+    staying += [] if is_large_moved else [part for block in _blocks(transformer) for part in _parts(block)]
     large = {id(tensor) for part in staying for tensor in part.parameters()}
     for tensor in (*transformer.parameters(), *transformer.buffers()):
         if id(tensor) not in large:
@@ -95,17 +106,17 @@ def shard(transformer: Any, peers: Peers, device: torch.device) -> None:
     """
     mesh = DeviceMesh.from_group(peers.group, device.type)
     _move_rest(transformer, device)
-    for block in transformer.transformer_blocks:
+    for block in _blocks(transformer):
         for part in _parts(block):
             fully_shard(part, mesh=mesh, reshard_after_forward=True)
-    large = {id(each) for block in transformer.transformer_blocks for part in _parts(block) for each in part.parameters()}
+    large = {id(each) for block in _blocks(transformer) for part in _parts(block) for each in part.parameters()}
     # a root without parameters of its own, so that one part is gathered while another computes
     fully_shard(transformer, mesh=mesh, ignored_params={each for each in transformer.parameters() if id(each) not in large})
 
 
 @dataclass(slots=True)
 class _Visitor:
-    """The large parts of one block: their home in host memory, and whether they are on the device or under way."""
+    """The large parts of one block or expert: their home in host memory, and whether they are on the device or under way."""
 
     parameters: list[nn.Parameter]
     homes: list[torch.Tensor] = field(default_factory=list)
@@ -141,12 +152,10 @@ class _Visitor:
 def stream(transformer: Any, device: torch.device) -> None:
     """From here on the blocks' large parts visit the device, the next block's while one runs; pinned where the device is CUDA."""
     _move_rest(transformer, device)
-    visitors = [_Visitor([p for part in _parts(block) for p in part.parameters()]) for block in transformer.transformer_blocks]
+    visitors = [_Visitor([p for part in _parts(block) for p in part.parameters()]) for block in _blocks(transformer)]
     make_lane: Any = torch.cuda.Stream
     lane = make_lane(device) if device.type == "cuda" else None
-    if lane is not None:
-        for parameter in _all(visitors):
-            parameter.data = parameter.data.pin_memory()
+    _pin(visitors, device)
 
     def before(index: int) -> Any:
         def hook(*_: object) -> None:
@@ -162,11 +171,56 @@ def stream(transformer: Any, device: torch.device) -> None:
     def after(index: int) -> Any:
         return lambda *_: visitors[index].leave()
 
-    for index, block in enumerate(transformer.transformer_blocks):
+    for index, block in enumerate(_blocks(transformer)):
         first, *_, last = _parts(block)
         first.register_forward_pre_hook(before(index))
         last.register_forward_hook(after(index))
 
 
-def _all(visitors: list[_Visitor]) -> Iterator[nn.Parameter]:
-    return (parameter for visitor in visitors for parameter in visitor.parameters)
+def _pin(visitors: Sequence[_Visitor], device: torch.device) -> None:
+    if device.type == "cuda":
+        for visitor in visitors:
+            for parameter in visitor.parameters:
+                parameter.data = parameter.data.pin_memory()
+
+
+def wait_at_home(transformer: Any, device: torch.device) -> None:
+    """The blocks' large parts of an expert stay in host memory, pinned where the device is CUDA, until `taking_turns` calls for them."""
+    _move_rest(transformer, device)
+    visitor = _Visitor([parameter for block in _blocks(transformer) for part in _parts(block) for parameter in part.parameters()])
+    _pin([visitor], device)
+    setattr(transformer, _HOME, visitor)
+
+
+@contextmanager
+def taking_turns(transformers: Sequence[Any], device: torch.device) -> Iterator[list[dict[str, int | float]]]:
+    """Inside the scope an expert that waits in host memory comes to the device when it is asked and goes when another one is.
+
+    Yields the moves as they happen: which expert, after how many forwards, its bytes, and the seconds that all waited. Afterwards all
+    are at home, so that adapters are written where the weights live. Experts that do not wait there are left alone.
+    """
+    visitors: list[Any] = [getattr(transformer, _HOME, None) for transformer in transformers]
+    moves: list[dict[str, int | float]] = []
+    asked, clock = [0], WallClock()
+    finish: Callable[[], None] = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else lambda: None
+
+    def come(expert: int) -> None:
+        for other in visitors[:expert] + visitors[expert + 1 :]:
+            if other is not None:
+                other.leave()
+        visitor = visitors[expert]
+        if not visitor.is_here:
+            finish()
+            began = clock.now()
+            visitor.come(device, None)
+            finish()
+            num_bytes = sum(parameter.nbytes for parameter in visitor.parameters)
+            moves.append({"expert": expert, "forwards": asked[0], "num_bytes": num_bytes, "seconds": clock.now() - began})
+        asked[0] += 1
+
+    with ExitStack() as stack:
+        for expert, (transformer, visitor) in enumerate(zip(transformers, visitors)):
+            if visitor is not None:
+                stack.callback(visitor.leave)
+                stack.callback(transformer.register_forward_pre_hook(lambda *_, expert=expert: come(expert)).remove)
+        yield moves
