@@ -107,6 +107,8 @@ def find_recipe(recipe: str | Recipe) -> Recipe:
     """
     if isinstance(recipe, Recipe):
         return recipe
+    if not isinstance(recipe, str):
+        raise bad("recipe", recipe, "a name, or a Recipe", "change recipe")
     if recipe in RECIPES:
         return RECIPES[recipe]
     if certificates := shipped_certificates(recipe):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from videogen.checks import check_flag
 from videogen.errors import bad
 
 TAILS = ("variance", "mean", "none")
@@ -77,6 +78,9 @@ class SparseAttention:
         if self.budget is not None:
             _check_share("sparse budget", self.budget, has_zero=False)
         _check_share("sparse dense_first", self.dense_first)
+        check_flag("sparse per_head", self.per_head)
+        if self.guard is not None and not isinstance(self.guard, Guard):
+            raise bad("sparse guard", self.guard, "a Guard, or None", "change sparse guard")
         _check_count("sparse dense_last", self.dense_last, 0)
         _check_count("sparse refresh", self.refresh, 1)
         _check_sizes("sparse tile", self.tile, 3)
