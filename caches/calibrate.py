@@ -1,7 +1,7 @@
-"""From losses at ordered lambdas to a certificate: Learn-then-Test, split conformal, audit. Pure, standard library only.
+"""From losses at ordered lambdas to a certificate: Learn-then-Test, split conformal. Pure, standard library only.
 
 Sources: Learn-then-Test with fixed-sequence testing (Angelopoulos et al., arXiv 2110.01052); split conformal prediction
-(Vovk et al. 2005); betting e-processes (Waudby-Smith and Ramdas, arXiv 2010.09686).
+(Vovk et al. 2005).
 """
 
 import math
@@ -125,28 +125,3 @@ def _solve(is_below: Callable[[float], bool]) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if is_below(middle) else (low, middle)
     return low
-
-
-@dataclass(frozen=True, slots=True)
-class Audit:
-    """A running check of the promise P(violation) <= alpha: wealth of a bettor against it (an e-process).
-
-    If the promise holds, wealth reaches 1/level with probability at most `level`, however long the audit runs.
-    """
-
-    alpha: float
-    wealth: float = 1.0
-    clips: int = 0
-    violations: int = 0
-    bet: float = 0.5
-
-    def after(self, loss: float) -> "Audit":
-        """The audit once one more clip was rendered both ways and its loss is known."""
-        hit = is_violation(loss)
-        # Fair or unfavourable while the rate is at most alpha: the expected factor is 1 + bet * (rate / alpha - 1) <= 1.
-        factor = 1 + self.bet * (float(hit) / self.alpha - 1)
-        return Audit(self.alpha, self.wealth * factor, self.clips + 1, self.violations + hit, self.bet)
-
-    def is_alarm(self, level: float = 0.05) -> bool:
-        """Whether the promise is refuted at this level."""
-        return self.wealth >= 1 / level

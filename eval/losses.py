@@ -1,6 +1,7 @@
 """The journal of measured losses, one JSON line each, so that what was interrupted goes on where it stopped."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ class Losses:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.rows: dict[tuple[float, str], dict[str, Any]] = {}
+        self._is_whole = True  # a process killed while it wrote leaves a line without its end
         if path.is_file():
-            for line in path.read_text(encoding="utf-8").splitlines():
+            text = path.read_text(encoding="utf-8")
+            self._is_whole = not text or text.endswith("\n")
+            for line in text.splitlines():
                 try:
                     row = json.loads(line)
                 except json.JSONDecodeError:
@@ -21,6 +25,10 @@ class Losses:
 
     def add(self, row: dict[str, Any]) -> None:
         """Keep one loss, on disk first."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, sort_keys=True) + "\n")
+        line = json.dumps(row, sort_keys=True) + "\n"
+        with self.path.open("ab") as file:
+            file.write((line if self._is_whole else "\n" + line).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        self._is_whole = True
         self.rows[row["lam"], row["case"]] = row

@@ -34,8 +34,8 @@ MAY_BE_LAZY = ("videogen/cli/*", "videogen/pipeline.py", "videogen/__init__.py",
 OPTIONAL_KERNELS = {"triton", "xformers", "flash_attn", "flash_attn_interface", "sageattention"}
 MAY_READ_ENVIRONMENT = ("videogen/config.py",)
 DECISIONS = (
-    *("caches/policy.py", "caches/calibrate.py", "lora/contract.py", "videogen/parallel/plan.py", "videogen/jobs/plan.py"),
-    *("videogen/config.py", "videogen/recipes.py", "videogen/images.py", "videogen/media.py", "app.py"),
+    *("caches/policy.py", "caches/calibrate.py", "caches/audit.py", "lora/contract.py", "videogen/parallel/plan.py"),
+    *("videogen/jobs/plan.py", "videogen/config.py", "videogen/recipes.py", "videogen/images.py", "videogen/media.py", "app.py"),
 )
 BRINGS_TORCH = {"torch", "torchvision", "diffusers", "transformers", "accelerate", "peft"}
 

@@ -14,6 +14,7 @@ from videogen.config import Environment, read_environment
 from videogen.errors import DoesNotFit, EnvironmentFault, RequestError, VideogenError
 
 _ABOVE = {
+    "audit": "whether certificates keep their promise on finished clips",
     "bench": "clips per hour",
     "calibrate": "how far the step cache may go, with a certificate",
     "compare": "two bench reports side by side",
