@@ -18,6 +18,7 @@ from videogen.device_profile import DeviceProfile, read_profile
 from videogen.errors import bad
 from videogen.families import h3_pipeline, wan_pipeline
 from videogen.families.base import Resolved, check_unchanged
+from videogen.families.limits import check_limits
 from videogen.families.wan_parts import WanParts
 from videogen.identity import hash_bytes
 from videogen.images import picture_of
@@ -64,7 +65,7 @@ class Pipeline:
     ) -> None:
         self.source, self.family, self.recipe, self.device = source, family, recipe, device
         self.profile, self.sharding, self.placement = profile, sharding, placement
-        self._refuse_for_family()
+        check_limits(source, family, recipe, placement.kind)
         self.dtype = pick_dtype(recipe.dtype, device)
         strata = [each.fingerprint.dtype for each in recipe.cache.certificates]
         savings = recipe.savings
@@ -80,20 +81,6 @@ class Pipeline:
         self._shelf = Shelf(source)
         self._kept = Kept()
         self._expander = Expander(GrammarForm() if source.is_pocket else FilmForm(has_sound=not source.is_wan), device, self.dtype)
-
-    def _refuse_for_family(self) -> None:
-        """What is asked for by name and does not exist for the family is an error; what is left to `auto` is told in the record."""
-        kind, is_wan = self.placement.kind, self.source.is_wan
-        if kind == "offload-idle" and not (is_wan and self.family.geometry.has_two_experts):
-            raise bad("--weights", kind, "a model of two experts (Wan 2.2 A14B)", "use --weights offload")
-        if not is_wan:
-            return
-        if kind == "parked":
-            raise bad("--weights", kind, "another kind: Wan has no AdaLN projections to park", "use --weights offload or offload-idle")
-        if self.recipe.savings.matmul in ("float8", "bfloat16"):
-            raise bad("savings matmul", self.recipe.savings.matmul, "model or auto for Wan", "choose another recipe")
-        if self.recipe.cache.certificates:
-            raise bad("certificates", len(self.recipe.cache.certificates), "none: no Wan model is calibrated", "use --cache-lambda")
 
     def sharing(self, recipe: Recipe) -> "Pipeline":
         """Another recipe over the same weights; nothing is loaded twice."""

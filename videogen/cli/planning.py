@@ -11,11 +11,13 @@ from videogen.cli.options import read_raw_jobs
 from videogen.config import MAX_SEED, Adapters, Recipe, StepCache, read_environment
 from videogen.errors import bad
 from videogen.families.base import Family
+from videogen.families.limits import check_limits
 from videogen.identity import hash_settings
 from videogen.jobs.journal import Journal
 from videogen.jobs.names import check_template
 from videogen.jobs.plan import Clip, Draft, SeedBook, identity_settings, make_drafts, settle
 from videogen.media import Encoding
+from videogen.places import is_there, user_path
 from videogen.recipes import find_recipe
 from videogen.seeds import draw_seed
 from videogen.source import ModelSource, find_model, open_family
@@ -59,19 +61,22 @@ def read_wanted(args: argparse.Namespace) -> Wanted:
     recipe = find_recipe(args.recipe)
     recipe = replace(recipe, dtype=args.dtype) if args.dtype else recipe
     if args.certificate:
-        cache = StepCache(certificates=(open_certificate(Path(args.certificate).expanduser()),), on_mismatch=args.cache_mismatch)
+        cache = StepCache(certificates=(open_certificate(user_path("--certificate", args.certificate)),), on_mismatch=args.cache_mismatch)
         recipe = replace(recipe, name=f"{recipe.name}+certified", cache=cache)
     check_template(args.name)
     encoding = Encoding(crf=args.crf, lossless=args.lossless, save_frames=args.save_frames)
     raws = read_raw_jobs(args)
     if args.seed is not None and not -1 <= args.seed <= MAX_SEED:
         raise bad("--seed", args.seed, f"-1, or 0 to {MAX_SEED}", "change --seed")
-    folder = Path(args.output_dir).expanduser()
-    if folder.exists() and not folder.is_dir():
+    folder = user_path("--output-dir", args.output_dir)
+    if is_there(folder) and not folder.is_dir():
         raise bad("--output-dir", str(folder), "a folder", "choose another path")
     source = find_model(args.model, offline=read_environment().offline)
     family = open_family(source)
-    return Wanted(source, family, recipe, make_drafts(raws, family, recipe, adapter_reader(source)), encoding, folder)
+    drafts = make_drafts(raws, family, recipe, adapter_reader(source))
+    for draft in drafts:
+        check_limits(source, family, draft.recipe, getattr(args, "weights", "whole"))
+    return Wanted(source, family, recipe, drafts, encoding, folder)
 
 
 def settle_clips(wanted: Wanted, args: argparse.Namespace, journal: Journal, remember: Callable[[str, int], None]) -> list[Clip]:

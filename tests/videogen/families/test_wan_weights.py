@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from tests.videogen.families.wan_toy import transformer
 from tests.videogen.parallel.worlds import CPU, forked, in_world
 from videogen.attention.options import SparseAttention
+from videogen.cli.main import main
 from videogen.config import Adapters, AdapterUse, Recipe, Request, StepCache
 from videogen.errors import RequestError
 from videogen.families.wan_pipeline import schedule_of
@@ -123,4 +124,5 @@ def test_what_cannot_be_placed_is_refused_before_anything_loads(folders: dict[st
     for kind, model in (("parked", str(folders["two"])), ("offload-idle", str(folders["one"])), ("offload-idle", "pocket")):
         with pytest.raises(RequestError, match="--weights"):
             open_pipeline(model, "plain", device="cpu", placement=Placement(kind))
+        assert main(["render", "--prompt", "a", "--model", model, "--weights", kind]) == 2
     assert two.device == CPU
