@@ -1,5 +1,7 @@
 """Runs the ffmpeg binary that imageio-ffmpeg ships, with time limits, and reads clips back through it; never writes a clip."""
 
+import errno
+import os
 import signal
 import subprocess
 from dataclasses import dataclass
@@ -21,8 +23,8 @@ READ_LIMIT_S = 600.0
 # swscale truncates by default, which darkens a clip by half a grey level on every conversion
 EXACT_SCALE = "scale=flags=accurate_rnd+full_chroma_int+full_chroma_inp"
 _TAIL_LINES = 8
-# with these in its last lines the next clip would fail too
-_OF_THE_DISK = ("No space left", "Read-only file system", "Permission denied", "quota exceeded", "File too large", "Input/output error")
+# errors of the disk, which the next clip would meet too; ffmpeg's exit status is their negative number, or it says their words
+_OF_DISK = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,10 @@ def run_ffmpeg(*args: str, stdin: memoryview | None = None, limit_s: float = REA
     """
     done = _spawn(args, stdin, limit_s, cwd)
     if done.returncode != 0:
-        tail = _tail(done.stderr)
-        is_of_the_disk = done.returncode == -signal.SIGXFSZ or any(words in tail for words in _OF_THE_DISK)
-        kind, advice = (EnvironmentFault, "make room on the disk") if is_of_the_disk else (ClipFault, "render it again")
-        raise kind(say("ffmpeg", f"exit status {done.returncode}", "0", f"{advice}; its last lines{tail or ': none'}"))
+        cause, tail = _disk_error(done), _tail(done.stderr)
+        kind, advice = (EnvironmentFault, "make room, then run the same command to go on") if cause else (ClipFault, "render it again")
+        got = f"exit status {done.returncode}{f' ({cause})' if cause else ''}"
+        raise kind(say("ffmpeg", got, "0", f"{advice}; its last lines{tail or ': none'}"))
     return done.stdout, done.stderr.decode(errors="replace")
 
 
@@ -160,6 +162,14 @@ def _spawn(args: tuple[str, ...], stdin: memoryview | None, limit_s: float, cwd:
         raise ClipFault(say("ffmpeg", f"no end after {limit_s:g} s", "an end", advice)) from error
     except OSError as error:
         raise EnvironmentFault(say("ffmpeg", error, "a runnable binary", "reinstall imageio-ffmpeg")) from error
+
+
+def _disk_error(done: subprocess.CompletedProcess[bytes]) -> str:
+    """What the system says of the disk where that is why ffmpeg failed, else nothing."""
+    text = done.stderr.decode(errors="replace")
+    is_cut = done.returncode == -signal.SIGXFSZ
+    found = [each for each in _OF_DISK if 256 - done.returncode == each or os.strerror(each) in text or (is_cut and each == errno.EFBIG)]
+    return os.strerror(found[0]) if found else ""
 
 
 def _tail(stderr: bytes | None) -> str:

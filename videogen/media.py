@@ -189,7 +189,7 @@ def _write_inputs(path: Path, samples: NDArray[np.float32] | None, sampling_rate
     _tags(path).write_bytes(f";FFMETADATA1\ncomment={text}".encode())
     if samples is None:
         return ()
-    samples.T.astype("<f4").tofile(_sound(path))  # interleaved
+    _sound(path).write_bytes(samples.T.astype("<f4").tobytes())  # interleaved; numpy's tofile does not say why it fails
     return ("-f", "f32le", "-ar", str(sampling_rate), "-ch_layout", "stereo", "-i", file_url(_sound(path)))
 
 

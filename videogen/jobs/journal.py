@@ -107,14 +107,14 @@ class Journal:
                 continue
             try:
                 record = json.loads(path.read_text(encoding="utf-8"))
-                job_id, output, drawn = str(record["job_id"]), record["output"], record.get("draft")
+                job_id, output, drawn = str(record["job_id"]), record["output"], record.get("drawn")
                 known = self.jobs.get(job_id, Known(state="adopted"))
                 if record["status"] != "completed" or known.name or output["file"] != f"{path.stem}.mp4":
                     continue
                 known.name, known.file = path.stem, output["file"]
                 self.jobs[job_id] = known
                 if drawn:
-                    self.seeds.setdefault(str(drawn), int(record["resolved"]["seed"]))
+                    self.seeds.setdefault(str(drawn["by"]), int(drawn["seed"]))
             except (OSError, ValueError, TypeError, KeyError, RecursionError):
                 continue  # some other file
 

@@ -168,7 +168,7 @@ def _run_one(
         message = describe(error)
         if ends_the_run(error):
             _note_failure(journal, clip, message)
-            raise
+            raise EnvironmentFault(f"{clip.draft.place}: {clip.name}: {message}") from error
         logger.debug("clip %s failed", clip.name, exc_info=True)
         journal.append("failed", job=clip.job_id, error=message[:2000])
         screen.end(clip, "failed", time.perf_counter() - began, message)
@@ -204,13 +204,8 @@ def write_output(clip: Clip, result: Result, folder: Path, encoding: Encoding, s
     began = time.perf_counter()
     screen.event(Event("encode"))
     path, sidecar, draft = folder / f"{clip.name}.mp4", folder / f"{clip.name}.json", clip.draft
-    record: dict[str, Any] = {
-        "job_id": clip.job_id,
-        "id": draft.user_id,
-        "tags": list(draft.tags),
-        "place": draft.place,
-        "draft": clip.drawn,
-    }
+    drawn = {"by": clip.drawn, "seed": clip.seed} if clip.drawn else None
+    record: dict[str, Any] = {"job_id": clip.job_id, "id": draft.user_id, "tags": list(draft.tags), "place": draft.place, "drawn": drawn}
     record = result.record | {k: v for k, v in record.items() if v}
 
     def on_checked(info: ClipInfo, part: Path) -> None:
