@@ -4,11 +4,13 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from lora.errors import bad
 
 _METADATA_KEYS = ("alpha", "lora_alpha", "ss_network_alpha")
+_MAX_PATTERNS = 2000
 FOLDED = "scale_folded"  # our own files: alpha equals rank by construction
 RANK_NOTE = "no alpha anywhere: alpha = rank (scale 1) is assumed; a trainer that keeps alpha beside its files means another scale"
 
@@ -98,9 +100,23 @@ def _by_config(module: str, rank: int, trained_rank: int, sources: AlphaSources)
     return alpha / (math.sqrt(declared) if config.get("use_rslora") else declared)
 
 
+@lru_cache(4096)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """A pattern of peft's for the end of a module's name. Raises re.error where it is none, or might search for ever.
+
+    Backtracking needs a repeated group or many repeats: a file of somebody else's must not be able to make a search endless.
+    """
+    bare = pattern.replace("(?:", "(")
+    if len(pattern) > 300 or re.search(r"\)[*+?{]|\{", bare) or len(re.findall(r"[*+]", bare)) > 2 or bare.count("?") > 2:
+        raise re.error("a pattern with a repeated group, or more than two of * and + or of ?")
+    return re.compile(rf"(.*\.)?({pattern})")
+
+
 def _pattern(config: Mapping[str, Any], name: str, module: str, default: object) -> object:
     patterns = config.get(name) or {}
     try:
-        return next((value for pattern, value in patterns.items() if re.fullmatch(rf"(.*\.)?({pattern})", module)), default)
+        if len(patterns) > _MAX_PATTERNS:
+            raise re.error(f"{len(patterns)} patterns, at most {_MAX_PATTERNS}")
+        return next((value for pattern, value in patterns.items() if _compiled(pattern).fullmatch(module)), default)
     except (re.error, AttributeError) as error:
-        raise bad(f"peft config {name}", f"{patterns!r} ({error})", "patterns to numbers", "correct the file") from None
+        raise bad(f"peft config {name}", f"{repr(patterns)[:160]} ({error})", "patterns to numbers", "correct the file") from None

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from lora.errors import bad
+from lora.errors import bad, listed
 
 PEFT_WEIGHTS, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _MAX_HEADER_BYTES = 64 << 20
 _MAX_TENSORS = 200_000
+_MAX_NAME = 1024  # characters; names of models have under 100
 _IN_FILE_CONFIG = "lora_adapter_metadata"  # where diffusers' save_lora_weights puts the peft config
 
 
@@ -69,6 +70,8 @@ def open_file(path: str | Path) -> AdapterFile:
             names = list(handle.keys())
             if not names or len(names) > _MAX_TENSORS:
                 raise bad("adapter file", f"{len(names)} tensors in {place}", f"1 to {_MAX_TENSORS}", "check the file")
+            if longest := max((name for name in names if len(name) > _MAX_NAME), key=len, default=""):
+                raise bad("adapter keys", f"{listed([longest])} of {len(longest)} characters", f"at most {_MAX_NAME}", "check the file")
             slices = {name: handle.get_slice(name) for name in names}
             entries = {name: Entry(tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
     except SafetensorError as error:
@@ -105,7 +108,7 @@ def _peft_config(place: Path, metadata: Mapping[str, str]) -> tuple[dict[str, An
 def _json_object(text: str, where: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise bad(where, text[:60], "a JSON object", "restore the file the adapter came with")

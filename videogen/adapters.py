@@ -21,6 +21,7 @@ from videogen.config import SHIPPED, Adapters, AdapterUse, Recipe, as_plain
 from videogen.errors import EnvironmentFault, RequestError, bad, say
 from videogen.families.wan_adapters import check_pairs, expert_of, put_on_experts
 from videogen.identity import hash_settings
+from videogen.places import user_path
 from videogen.source import ModelSource, open_family
 
 _KEPT = 2
@@ -56,7 +57,7 @@ def model_target(source: ModelSource) -> Target:
 def find_file(use: AdapterUse, source: ModelSource) -> Path:
     """The file of a use. Raises RequestError when the model ships none of that name."""
     if not use.file.startswith(SHIPPED):
-        return Path(use.file).expanduser()
+        return user_path("adapter file", use.file)
     path = source.adapters_folder / f"{use.file.removeprefix(SHIPPED)}.safetensors"
     if not path.is_file():
         advice = "pass one with --lora FILE and the recipe exact, or choose another recipe"

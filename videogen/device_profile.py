@@ -58,7 +58,7 @@ def read_profile(device: torch.device, environment: Environment) -> DeviceProfil
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         profile = DeviceProfile(**{name: found[name] for name in ("device", "attention", "matmul", "measured")})
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         logger.warning("device profile %s: got %s, expected a file of `videogen doctor --save`; it is not used", path, error)
         return None
     if found.get("schema") != SCHEMA or profile.device != device_key(device) or profile.matmul not in (None, *MATMULS):

@@ -13,6 +13,7 @@ from videogen.errors import EnvironmentFault, bad, say
 from videogen.families import wan
 from videogen.families.h3 import H3Family, read_geometry
 from videogen.identity import hash_file, hash_folder
+from videogen.places import is_there, user_path
 
 logger = logging.getLogger(__name__)
 
@@ -84,20 +85,20 @@ def _read_card(folder: Path) -> dict[str, Any]:
         return {}
     try:
         card = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise bad(f"model card {path}", str(error), "valid JSON", "restore the file, or remove it") from None
     return card if isinstance(card, dict) else {}
 
 
 def _check_folder(name: str, folder: Path) -> None:
-    if not folder.is_dir():
+    if not is_there(folder) or not folder.is_dir():
         raise bad("model", name, "pocket, random, an existing folder, or a hub id such as owner/name", "check the path")
     index = folder / (INDEX if (folder / INDEX).is_file() else wan.INDEX)
     if not index.is_file():
         raise bad("model folder", str(folder), f"a file {INDEX} or {wan.INDEX}", "pass the folder of a diffusers pipeline")
     try:
         found = json.loads(index.read_text(encoding="utf-8")).get("_class_name")
-    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError):
+    except (ValueError, RecursionError, AttributeError):
         raise bad(f"model file {index}", "broken JSON", "a JSON object", "download the model again") from None
     known = (H3_PIPELINE,) if index.name == INDEX else wan.PIPELINES
     if found not in known:
@@ -120,8 +121,8 @@ def find_model(name: str, *, offline: bool = False) -> ModelSource:
         folder = RELEASED_FOLDER
     elif place == "wan22-t2v" and weights == "random":
         folder = RELEASED_WAN_FOLDER
-    elif Path(place).expanduser().exists() or place.count("/") != 1 or place.startswith((".", "/", "~")):
-        folder = Path(place).expanduser()
+    elif is_there(user_path("model", place)) or place.count("/") != 1 or place.startswith((".", "/", "~")):
+        folder = user_path("model", place)
     else:
         hub_id = place
         folder = _hub_folder(place, offline=offline, patterns=["*.json", "*/*.json", "*/*.txt", "*/*.jinja", f"{ADAPTERS}/*.safetensors"])

@@ -8,6 +8,7 @@ from typing import Any
 from videogen.config import Environment
 from videogen.errors import bad
 from videogen.media import read_comment
+from videogen.places import is_there, user_path
 from videogen.recipes import RECIPES
 
 _JOB_KEYS = ("prompt", "frames", "steps", "seed", "recipe")
@@ -28,15 +29,12 @@ def read_record(path: Path) -> dict[str, Any]:
 
     Raises RequestError when there is none.
     """
-    text = None
-    if path.suffix == ".mp4":
-        sidecar = path.with_suffix(".json")
-        text = sidecar.read_text(encoding="utf-8") if sidecar.is_file() else read_comment(path)
-    elif path.is_file():
-        text = path.read_text(encoding="utf-8", errors="replace")
+    is_clip = path.suffix == ".mp4"
+    sidecar = path.with_suffix(".json") if is_clip else path
     try:
+        text = sidecar.read_text(encoding="utf-8", errors="replace") if is_there(sidecar) else read_comment(path) if is_clip else ""
         record = json.loads(text or "")
-    except json.JSONDecodeError:
+    except (OSError, ValueError, RecursionError):
         record = None
     if not isinstance(record, dict) or not str(record.get("schema", "")).startswith("videogen.clip/"):
         raise bad("clip", str(path), "a videogen clip or its sidecar", "pass NAME.mp4 or NAME.json")
@@ -98,26 +96,35 @@ def cache_lines(cache: dict[str, Any]) -> list[str]:
     return lines + ([f"          {cache['warning']}"] if cache["warning"] else [])
 
 
+def as_lines(record: dict[str, Any]) -> list[str]:
+    """The record in the words that a person asks for."""
+    resolved, model = record["resolved"], record["model"]
+    lines = [f"prompt    {resolved['prompt']}"]
+    if found := record.get("expansion"):
+        why = f", {found['reason']}" if found["reason"] else ""
+        lines.append(f"expanded  from {found['original']!r} by {found['source']} ({found['outcome']}{why})")
+    lines += [
+        f"clip      {resolved['workflow']} {resolved['width']}x{resolved['height']}, {resolved['frames']} frames",
+        f"sampling  {record['forwards']} forwards, seed {resolved['seed']}, {resolved['dtype']}, recipe {resolved['recipe']}",
+        f"model     {model['source']} {model['identity'][:12]}{': ' + model['label'] if model['label'] else ''}",
+    ]
+    if record.get("adapters", {}).get("attached"):
+        lines += adapter_lines(record["adapters"])
+    if record["cache"]["lambda"]:
+        lines += cache_lines(record["cache"])
+    lines.append("stages    " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in record["stages_s"].items()))
+    lines.append("software  " + ", ".join(f"{name} {version}" for name, version in record["software"].items()))
+    return lines
+
+
 def run(args: argparse.Namespace) -> int:
     """Print the record; exit code 0."""
-    record = read_record(Path(args.file).expanduser())
-    if args.as_job:
-        print(json.dumps(as_job(record), ensure_ascii=False))
-    elif args.json:
-        print(json.dumps(record, ensure_ascii=False))
-    else:
-        resolved, model = record["resolved"], record["model"]
-        print(f"prompt    {resolved['prompt']}")
-        if found := record.get("expansion"):
-            why = f", {found['reason']}" if found["reason"] else ""
-            print(f"expanded  from {found['original']!r} by {found['source']} ({found['outcome']}{why})")
-        print(f"clip      {resolved['workflow']} {resolved['width']}x{resolved['height']}, {resolved['frames']} frames")
-        print(f"sampling  {record['forwards']} forwards, seed {resolved['seed']}, {resolved['dtype']}, recipe {resolved['recipe']}")
-        print(f"model     {model['source']} {model['identity'][:12]}{': ' + model['label'] if model['label'] else ''}")
-        if record.get("adapters", {}).get("attached"):
-            print("\n".join(adapter_lines(record["adapters"])))
-        if record["cache"]["lambda"]:
-            print("\n".join(cache_lines(record["cache"])))
-        print("stages    " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in record["stages_s"].items()))
-        print("software  " + ", ".join(f"{name} {version}" for name, version in record["software"].items()))
+    record = read_record(user_path("clip", args.file))
+    try:
+        plain = as_job(record) if args.as_job else record if args.json else None
+        shown = "\n".join(as_lines(record)) if plain is None else json.dumps(plain, ensure_ascii=False)
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        told = f"a record that is not whole ({type(error).__name__}: {error})"
+        raise bad("clip", told, "a sidecar as `videogen render` writes it", "render the clip again, or pass --json") from None
+    print(shown.encode("utf-8", "backslashreplace").decode())
     return 0

@@ -11,6 +11,7 @@ from videogen.errors import RequestError, bad, say
 from videogen.jobs.files import RawJob, read_jobs
 from videogen.jobs.names import DEFAULT_TEMPLATE
 from videogen.media import Encoding
+from videogen.places import is_there, user_path
 from videogen.recipes import PLANNED, RECIPES, unavailable
 
 
@@ -145,7 +146,7 @@ def read_raw_jobs(args: argparse.Namespace) -> list[RawJob]:
     if not jobs:
         raise RequestError(say("jobs", "none", "at least one --prompt or job file", 'try --prompt "a red circle moves right"'))
     args.lora = None if args.lora is None else [_from_here(text) for text in args.lora]
-    if args.expand is not None and Path(args.expand).expanduser().exists():
+    if args.expand is not None and is_there(user_path("--expand", args.expand or ".")):
         args.expand = _from_here(args.expand)
     for job in jobs:
         _fill(job, args)
@@ -154,7 +155,7 @@ def read_raw_jobs(args: argparse.Namespace) -> list[RawJob]:
 
 def _from_here(adapter: str) -> str:
     """An adapter's path made absolute: the user's shell is elsewhere than the job file."""
-    return adapter if adapter.startswith(SHIPPED) else str(Path(adapter).expanduser().absolute())
+    return adapter if adapter.startswith(SHIPPED) else str(user_path("--lora", adapter).absolute())
 
 
 def _fill(job: RawJob, args: argparse.Namespace) -> None:

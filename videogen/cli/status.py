@@ -3,12 +3,12 @@
 import argparse
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from videogen.config import Environment
 from videogen.errors import bad
 from videogen.jobs.journal import JOURNAL, read_journal
+from videogen.places import is_there, user_path
 
 
 def add_command(commands: Any, environment: Environment) -> None:
@@ -21,8 +21,8 @@ def add_command(commands: Any, environment: Environment) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print every job's state; exit code 0."""
-    folder = Path(args.folder).expanduser()
-    if not (folder / JOURNAL).is_file():
+    folder = user_path("run folder", args.folder)
+    if not is_there(folder / JOURNAL):
         raise bad("run folder", str(folder), f"a folder with {JOURNAL}", "pass the --output-dir of a render")
     journal = read_journal(folder)
     rows = []

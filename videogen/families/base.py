@@ -116,7 +116,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise bad("model folder", str(folder), f"a file {name}", "check the path, or download the model again") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise bad(f"model file {path}", str(error), "valid JSON", "download the model again") from None
     if not isinstance(value, dict):
         raise bad(f"model file {path}", type(value).__name__, "a JSON object", "download the model again")

@@ -113,7 +113,7 @@ class Api:
         """`GET /v1/videos?limit=&after=&order=`."""
         owner, query = self.owner(request), request.query_params
         limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after", "")
-        if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:4]) <= 100):
+        if not (limit.isascii() and limit.isdecimal() and len(limit) < 4 and 1 <= int(limit) <= 100):
             raise ApiError(400, say("limit", repr(limit[:20]), "1 to 100", "change limit"), param="limit")
         if order not in ("asc", "desc"):
             raise ApiError(400, say("order", repr(order[:20]), "asc or desc", "change order"), param="order")

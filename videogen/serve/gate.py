@@ -21,7 +21,9 @@ _HEADERS = ((b"x-content-type-options", b"nosniff"), (b"x-frame-options", b"SAME
 
 def error_body(message: str, *, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """An error in OpenAI's shape; `param` is the field at fault."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    shown = message.encode("utf-8", "backslashreplace").decode()  # half a character of a client's text has no bytes
+    named = None if param is None else param.encode("utf-8", "backslashreplace").decode()
+    return {"error": {"message": shown, "type": kind, "param": named, "code": code}}
 
 
 def client_of(scope: Scope) -> str:
@@ -77,7 +79,7 @@ class Gate:
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise Refusal(415, "content-encoding: got a compressed body, expected none; send it uncompressed")
         length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > self.options.max_body_bytes:
+        if not length.isdecimal() or len(length) > 20 or int(length) > self.options.max_body_bytes:
             raise Refusal(413, f"body: got {length[:20]} bytes, expected at most {self.options.max_body_bytes}; send less")
         is_submit = not is_safe and str(scope["path"]).startswith("/v1/")
         is_login = not is_safe and str(scope["path"]).rstrip("/").endswith("/login")
