@@ -1,4 +1,4 @@
-"""What is publicly known of published MiniMax-H3 adapters, found by the words of a file's name. Data; opens nothing.
+"""What is publicly known of published MiniMax-H3 and Wan adapters, found by the words of a file's name. Data; opens nothing.
 
 No published file could be opened where this was written: the rows restate what their authors and users report. No header
 digest is known, so a renamed file is not recognised.
@@ -30,7 +30,9 @@ def _row(
     *,
     forwards: int | None = None,
     shift: tuple[float, float] | None = None,
+    shift_video: float | None = None,
     sigmas: tuple[float, ...] | None = None,
+    strength: float | None = None,
     partition: str | None = None,
     size: tuple[int, int] | None = None,
     without: str = "",
@@ -39,8 +41,8 @@ def _row(
     gate_first: bool | None = None,
     note: str = "",
 ) -> Published:
-    shifts = {} if shift is None else {"shift_video": shift[0], "shift_audio": shift[1]}
-    values = {"forwards": forwards, "sigmas": sigmas, "partition": partition, "size": size, **shifts}
+    shifts = {"shift_video": shift_video} if shift is None else {"shift_video": shift[0], "shift_audio": shift[1]}
+    values = {"forwards": forwards, "sigmas": sigmas, "strength": strength, "partition": partition, "size": size, **shifts}
     return Published(
         title=title,
         words=frozenset(words.split()),
@@ -57,6 +59,9 @@ _BASE, _REF = "transformer", "transformer_ref"
 _HYPERFLOW = (1.0, 0.99391, 0.98429, 0.96606, 0.92308, 0.83494, 0.69685, 0.46875, 0.0)
 _LARGE, _SHIFTS = (1344, 768), "shift_video shift_audio"
 _CONTESTED = "shift is contested: 6/3 by its makers, 12/3 by some users"
+_LIGHTX2V = (1.0, 0.9375, 5 / 6, 0.625, 0.0)  # shift 5: timesteps 1000, 937.5, 833.3, 625
+_PAIR = "trained for these four steps only, guidance 1, two on each expert (boundary 0.875, from pictures 0.9); read, not tried"
+_MOTION = "where motion is lost users take strength 0.6 to 0.8 and guidance 2 to 3.5 on the high-noise expert; read, not tried"
 _NO_ALPHA = "no alpha is reported for this file; the fl2v file of the same version means 8"
 _SPARSE = "trained with 85 % sparse attention; under dense attention it is untried"
 
@@ -97,6 +102,27 @@ PUBLISHED: tuple[Published, ...] = (
     _row("HyperFlow", "h3 hyperflow", forwards=8, sigmas=_HYPERFLOW, without="ref2va"),
     _row("HyperFlow ref2va", "h3 hyperflow ref2va", forwards=8, sigmas=_HYPERFLOW, partition=_REF),
     _row("TaoMate", "h3 taomate", forwards=3),
+    _row("Wan2.2-Lightning", "wan2.2 4steps seko", sigmas=_LIGHTX2V, loose="sigmas", note=_PAIR),
+    _row("Wan2.2-Lightning for ComfyUI", "wan2.2 lightning 4steps", sigmas=_LIGHTX2V, without="seko", loose="sigmas", note=_PAIR),
+    _row("Wan2.2 lightx2v", "wan2.2 lightx2v 4steps", sigmas=_LIGHTX2V, without="seko lightning", loose="sigmas", note=_PAIR),
+    _row("Wan2.2-Distill-Loras", "wan2.2 a14b lightx2v 4step", sigmas=_LIGHTX2V, loose="sigmas", note=_MOTION),
+    _row("Wan2.2-Distill-Loras for ComfyUI", "wan 2 a14b lightx2v 4step", sigmas=_LIGHTX2V, loose="sigmas", note=_MOTION),
+    _row(
+        "Wan2.1 lightx2v",
+        "lightx2v 14b cfg step distill",
+        sigmas=_LIGHTX2V,
+        loose="sigmas",
+        note="guidance 1; some users hold out for the LCM sampler, which is not here; read, not tried",
+    ),
+    _row(
+        "CausVid",
+        "wan21 causvid",
+        forwards=12,
+        shift_video=7,
+        strength=0.3,
+        loose="forwards shift_video strength",
+        note="guidance 1; users also take strength 0.5 with 4 to 9 Euler steps; read, not tried",
+    ),
 )
 
 

@@ -47,10 +47,9 @@ def _schedule(terms: Contract, own_shifts: tuple[float, float]) -> tuple[tuple[f
     return shifts, None if schedule is None else (schedule["video"], schedule["audio"])
 
 
-def _one_schedule(terms: Contract, own_shifts: tuple[float, float]) -> tuple[tuple[float, float], None]:
-    if terms.sigmas is not None:
-        raise bad("adapter contract", "explicit sigmas", "a shift: this family takes no sigma list here yet", "drop the adapter")
-    return own_shifts if terms.shift_video is None else (terms.shift_video, terms.shift_video), None
+def _one_schedule(terms: Contract, own_shifts: tuple[float, float]) -> tuple[tuple[float, float], Sigmas | None]:
+    shifts = own_shifts if terms.shift_video is None else (terms.shift_video, terms.shift_video)
+    return shifts, None if terms.sigmas is None else (terms.sigmas, terms.sigmas)
 
 
 def told_shifts(shifts: tuple[float, float], sigmas: Sigmas | None) -> str:

@@ -81,6 +81,13 @@ def test_what_is_contested_gives_way() -> None:
         ("FastVideo-FastH3-4-step-Preview-v1-LoRA", "FastH3"),
         ("MiniMax-H3-FastH3-Preview-LoRA", "FastH3 extract"),
         ("h3_hyperflow_ref2va", "HyperFlow ref2va"),
+        ("Wan2.2-T2V-A14B-4steps-lora-rank64-Seko-V1.1/high_noise_model", "Wan2.2-Lightning"),
+        ("Wan2.2-Lightning_I2V-A14B-4steps-lora_LOW_fp16", "Wan2.2-Lightning for ComfyUI"),
+        ("wan2.2_t2v_lightx2v_4steps_lora_v1.1_high_noise", "Wan2.2 lightx2v"),
+        ("wan2.2_t2v_A14b_low_noise_lora_rank64_lightx2v_4step_1217", "Wan2.2-Distill-Loras"),
+        ("Wan_2_2_I2V_A14B_HIGH_lightx2v_4step_lora_260412_rank_64_fp16", "Wan2.2-Distill-Loras for ComfyUI"),
+        ("lightx2v_T2V_14B_cfg_step_distill_v2_lora_rank64_bf16", "Wan2.1 lightx2v"),
+        ("Wan21_CausVid_14B_T2V_lora_rank32", "CausVid"),
         ("wan_fl2v_4step_v0.1", None),
         ("my_style", None),
     ],
@@ -91,12 +98,20 @@ def test_published_files_by_name(name: str, title: str | None) -> None:
     assert find_published(f"loras/{name}.safetensors.part") == row
 
 
+def test_wan_rows_hold_the_grid_their_makers_trained_on() -> None:
+    contract = resolve_contract("wan2.2_i2v_lightx2v_4steps_lora_v1_low_noise.safetensors", {})
+    assert contract.sigmas == pytest.approx(shifted_grid(4, 5.0)) and contract.forwards == 4
+    eight = ", ".join(map(str, shifted_grid(8, 5.0)))
+    other = resolve_contract("wan2.2_i2v_lightx2v_4steps_lora_v1_low_noise.safetensors", {"sigmas": eight})
+    assert other.forwards == 8  # what users also take
+
+
 def test_every_row_is_a_lawful_contract_that_its_own_words_find() -> None:
     for row in PUBLISHED:
         name = "_".join(sorted(row.words))
         assert find_published(name) is row, row.title
         contract = resolve_contract(name, {})
-        assert contract.shift_audio in (None, 3) and contract.shift_video in (None, 6, 12)
+        assert contract.shift_audio in (None, 3) and contract.shift_video in (None, 6, 7, 12)
         assert contract.forwards is not None and words_of(name) == row.words | ({"h3"} if "fasth3" in row.words else set())
 
 

@@ -148,6 +148,7 @@ class WanFamily:
             seed=request.seed,
             dtype=recipe.dtype,
             recipe=recipe.name,
+            sigmas=sampling.sigmas,
             adapters=recipe.adapters.identity,
             inputs=inputs,
             notes=(*notes, *recipe.adapters.notes),

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
 
 from caches.policy import decide
 from caches.step_hook import Rule
@@ -61,16 +62,31 @@ def _reporting(pipe: Any, clock: PhaseClock) -> Iterator[None]:
 
 
 @contextmanager
-def _scheduled(pipe: Any, shift: float) -> Iterator[None]:
-    """The request's own shift on the scheduler inside the scope; the model's scheduler again afterwards."""
-    before = pipe.scheduler
+def _scheduled(pipe: Any, resolved: WanResolved) -> Iterator[None]:
+    """The request's own shift on the scheduler inside the scope, or Euler over its own sigmas; the model's scheduler again afterwards."""
+    before, shift = pipe.scheduler, resolved.shifts[0]
     name = "flow_shift" if "flow_shift" in before.config else "shift"
-    if before.config.get(name, 1.0) != shift:
+    if resolved.sigmas is not None:
+        pipe.scheduler = _euler(resolved.sigmas[0], before.config.num_train_timesteps)
+    elif before.config.get(name, 1.0) != shift:
         pipe.scheduler = type(before).from_config(before.config, **{name: shift})
     try:
         yield
     finally:
         pipe.scheduler = before
+
+
+def _euler(sigmas: Sequence[float], num_train_timesteps: int) -> Any:
+    """Diffusers' Euler over exactly these sigmas (the final 0 included): what few-step adapters are trained for."""
+    scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=num_train_timesteps)
+    stock = scheduler.set_timesteps
+
+    def set_timesteps(num_inference_steps: int, device: Any = None) -> None:
+        del num_inference_steps  # it is the number of sigmas, as the contract has settled
+        stock(sigmas=list(sigmas[:-1]), device=device)
+
+    scheduler.set_timesteps = set_timesteps
+    return scheduler
 
 
 @contextmanager
@@ -182,7 +198,7 @@ def run(
     transforms.told |= {name: "not for Wan" for name in _NO_EFFECT if getattr(transforms.savings, name)}
     if transforms.savings.matmul != "model":
         transforms.told["matmul"] = "model: not for Wan"
-    with torch.no_grad(), _scheduled(pipe, resolved.shifts[0]):
+    with torch.no_grad(), _scheduled(pipe, resolved):
         clock.enter("text")
         inputs = call_inputs(pipe, resolved, seed, transforms)
         clock.enter("prepare")

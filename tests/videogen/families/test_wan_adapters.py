@@ -1,6 +1,7 @@
 """Adapters on Wan: what diffusers' loader drops without a word is exact here or refused; pairs find their experts."""
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from videogen.adapters import settle
 from videogen.config import Adapters, AdapterUse, Recipe, Request
 from videogen.errors import RequestError
 from videogen.families.wan_adapters import expert_of
+from videogen.media import to_uint8
 from videogen.pipeline import Pipeline
 from videogen.source import find_model
 
@@ -154,6 +156,28 @@ def test_a_pair_goes_to_its_experts_and_off_again(two: Pipeline, tmp_path: Path,
     assert [row["name"] for row in guided.record["adapters"]["attached"]] == ["high_noise_model", "low_noise_model"]
     plainly = two.sharing(Recipe("x", adapters=Adapters((high, low)))).render(replace(REQUEST, guidance=(4.0, 3.0)))
     assert np.abs(plainly.frames.astype(int) - merged.frames).max() <= 1 and not np.array_equal(plainly.frames, plain)
+
+
+def test_a_published_pair_runs_euler_over_its_own_sigmas(two: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"wan2.2_t2v_lightx2v_4steps_lora_v1.1_{expert}_noise.safetensors" for expert in ("high", "low")]
+    turbo = two.sharing(Recipe("turbo", adapters=Adapters(tuple(saved(tmp_path, name, k) for k, name in enumerate(names)))))
+    parts, before = turbo.load("t2v"), two.load("t2v").pipe.scheduler
+    monkeypatch.setattr(parts.pipe.vae, "decode", lambda latents, **_: (latents[:, :3],))
+    result = turbo.render(replace(REQUEST, steps=None))
+    assert result.record["resolved"]["guidance"] == [1.0, 1.0] and parts.pipe.scheduler is before
+    sigmas = result.record["sigmas"]["video"]
+    assert sigmas == pytest.approx([1, 0.9375, 5 / 6, 0.625, 0]) and any("not tried" in note for note in result.record["notes"])
+    latents = torch.randn(1, 16, 2, 4, 8, generator=torch.Generator().manual_seed(3))
+    embeds = parts.pipe.encode_prompt(REQUEST.prompt, None, False, max_sequence_length=512)[0]
+    turbo.load("t2v")
+    with torch.no_grad():
+        for step, (now, after) in enumerate(pairwise(sigmas)):
+            expert = parts.transformers[step // 2]  # two on each
+            latents = latents + (after - now) * expert(latents, torch.tensor([now * 1000]), embeds, return_dict=False)[0]
+    config = parts.pipe.vae.config
+    scale, shift = (torch.tensor(values)[None, :3, None, None, None] for values in (config.latents_std, config.latents_mean))
+    wanted = to_uint8(((latents[:, :3] * scale + shift)[0] / 2 + 0.5).clamp(0, 1).permute(1, 2, 3, 0).detach().numpy())
+    assert np.abs(result.frames.astype(int) - wanted).max() <= 1 and wanted.std() > 10
 
 
 @pytest.mark.parametrize(
