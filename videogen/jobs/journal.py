@@ -14,6 +14,7 @@ from videogen.errors import EnvironmentFault, say
 from videogen.identity import hash_file
 
 JOURNAL, LOCK = "run.jsonl", ".lock"
+_MAX_NAME = 200  # `videogen.jobs.names` makes shorter ones
 
 
 @dataclass(slots=True)
@@ -87,7 +88,7 @@ class Journal:
         for line in filter(None, whole.split(b"\n")):
             try:
                 self._apply(self._checked(json.loads(line)))
-            except (ValueError, TypeError, KeyError, RecursionError):
+            except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
                 self.damaged += 1
 
     def _checked(self, entry: dict[str, Any]) -> dict[str, Any]:
@@ -114,8 +115,8 @@ class Journal:
                 known.name, known.file = path.stem, output["file"]
                 self.jobs[job_id] = known
                 if drawn:
-                    self.seeds.setdefault(str(drawn["by"]), int(drawn["seed"]))
-            except (OSError, ValueError, TypeError, KeyError, RecursionError):
+                    self.seeds.setdefault(str(drawn["by"]), _seed(drawn["seed"]))
+            except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
                 continue  # some other file
 
     def is_done(self, job_id: str) -> bool:
@@ -143,12 +144,13 @@ class Journal:
     def _apply(self, entry: dict[str, Any]) -> None:
         event, job_id = entry.get("event"), entry.get("job")
         if event == "seed" or (event == "start" and entry.get("draft")):
-            self.seeds[str(entry.get("draft"))] = int(entry["seed"])
+            self.seeds[str(entry.get("draft"))] = _seed(entry["seed"])
         if not isinstance(job_id, str):
             return
         for key in ("name", "file"):
             if key in entry and not _is_plain(entry[key]):
                 raise ValueError(key)
+        seconds, tflop = (_measured(entry.get(key, 0)) for key in ("seconds", "tflop"))
         known = self.jobs.setdefault(job_id, Known())
         known.events += 1
         run = str(entry.get("run", ""))
@@ -158,9 +160,9 @@ class Journal:
         known.error = str(entry.get("error", ""))
         if event == "done":
             known.file, known.sha256 = str(entry.get("file", "")), str(entry.get("sha256", ""))
-            known.seconds = float(entry.get("seconds", 0))
-            if entry.get("tflop"):
-                self.rates.append(float(entry.get("seconds", 0)) / float(entry["tflop"]))
+            known.seconds = seconds
+            if tflop:
+                self.rates.append(seconds / tflop)
 
 
 def _ends_line(path: Path) -> bool:
@@ -180,7 +182,20 @@ def _line(entry: dict[str, Any]) -> bytes:
 
 def _is_plain(name: Any) -> bool:
     """Whether it names a file of the folder itself: what is swept and written follows these names."""
-    return isinstance(name, str) and not name.startswith(".") and "/" not in name and "\0" not in name
+    is_ours = isinstance(name, str) and name.isascii() and len(name) <= _MAX_NAME
+    return is_ours and not name.startswith(".") and "/" not in name and "\0" not in name
+
+
+def _seed(value: Any) -> int:
+    if isinstance(value, int) and 0 <= value < 2**63:
+        return value
+    raise ValueError("seed")
+
+
+def _measured(value: Any) -> float:
+    if 1e-9 <= value <= 1e9 or value == 0:
+        return float(value)
+    raise ValueError("a measured value")
 
 
 def read_journal(folder: Path) -> Journal:
