@@ -2,7 +2,8 @@
 
 `python -m eval.wan_figures --plan dense:6,all:20 --out DIR`: after a clip of 2 steps at the same shape, each arm renders one of so many
 steps. Drift and attention errors mean nothing on random weights: the cache replays a fixed list, reusing 10 of 20 steps of each stream,
-and only the arm `guarded` keeps the guard of sparse attention. A dense clip of fewer steps is scaled by its denoising time.
+and only the arm `guarded` keeps the guard of sparse attention. `float8` and `all8` are `dense` and `all` with 8-bit products. A dense clip
+of fewer steps is scaled by its denoising time.
 """
 
 import argparse
@@ -44,6 +45,8 @@ def arms(backend: str, budget: float, **sparse: Any) -> dict[str, Recipe]:
         "sparse": Recipe("sparse", savings=savings, sparse=free),
         "guarded": Recipe("guarded", savings=savings, sparse=SparseAttention(budget=budget, **sparse)),
         "all": Recipe("all", savings=savings, sparse=free, cache=HALF),
+        "float8": Recipe("float8", savings=replace(savings, matmul="float8")),
+        "all8": Recipe("all8", savings=replace(savings, matmul="float8"), sparse=free, cache=HALF),
     }
 
 

@@ -72,10 +72,6 @@ class Pipeline:
         if placement.kind != "whole":  # they were loaded into host memory, and can stay there
             savings = replace(savings, park_adaln=savings.adaln_tables)
         self.savings, self._reasons = settled(savings, device, self.dtype, strata, profile)
-        if placement.kind == "fsdp" and self.savings.matmul == "float8":
-            raise bad("--weights fsdp", "float8 products", "products in the weights' own format", "choose another recipe or --weights")
-        if placement.kind == "fsdp" and recipe.adapters.fuse:
-            raise bad("--weights fsdp", "adapters written into the weights", "adapters beside them", "drop --lora-fuse")
         self._shared: dict[str, Any] = {}
         self._opened: dict[str, Any] = {}
         self._shelf = Shelf(source)

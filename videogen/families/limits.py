@@ -12,11 +12,16 @@ def check_limits(source: ModelSource, family: Any, recipe: Recipe, weights: str 
     record instead."""
     if weights == "offload-idle" and not (source.is_wan and family.geometry.has_two_experts):
         raise bad("--weights", weights, "a model of two experts (Wan 2.2 A14B)", "use --weights offload")
+    if weights in ("fsdp", "offload", "offload-idle") and recipe.savings.matmul == "float8":
+        advice = "choose another recipe or --weights"
+        raise bad(f"--weights {weights}", "float8 products", "products in the weights' own format", advice)
+    if weights == "fsdp" and recipe.adapters.fuse:
+        raise bad("--weights fsdp", "adapters written into the weights", "adapters beside them", "drop --lora-fuse")
     if not source.is_wan:
         return
     if weights == "parked":
         raise bad("--weights", weights, "another place: Wan has no AdaLN projections to park", "use --weights offload or offload-idle")
-    if recipe.savings.matmul in ("float8", "bfloat16"):
-        raise bad("savings matmul", recipe.savings.matmul, "model or auto for Wan", "choose another recipe")
+    if recipe.savings.matmul == "bfloat16":
+        raise bad("savings matmul", recipe.savings.matmul, "model, auto or float8 for Wan", "choose another recipe")
     if recipe.cache.certificates:
         raise bad("certificates", len(recipe.cache.certificates), "none: no Wan model is calibrated", "use --cache-lambda")

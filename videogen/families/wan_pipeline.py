@@ -111,9 +111,11 @@ def _shared(pipe: Any, experts: Sequence[Any], schedule: Schedule | None, shardi
 
 @contextmanager
 def _attending(experts: Sequence[Any], transforms: Transforms) -> Iterator[None]:
-    """Self- and cross-attention of every block through the back end that the savings name."""
+    """Self- and cross-attention of every block through the back end, and products in the format, that the savings name."""
     backend = transforms.savings.attention
     with ExitStack() as stack:
+        if transforms.savings.matmul == "float8":
+            stack.enter_context(transforms.eight_bit(experts))
         if backend != "model":
             transforms.told["attention"] = backend
             processors = [attn.processor for each in experts for block in each.blocks for attn in (block.attn1, block.attn2)]
@@ -196,7 +198,7 @@ def run(
     assert isinstance(resolved, WanResolved)
     transforms, pipe = transforms or Transforms(Savings(), Kept(), resolved), parts.pipe
     transforms.told |= {name: "not for Wan" for name in _NO_EFFECT if getattr(transforms.savings, name)}
-    if transforms.savings.matmul != "model":
+    if transforms.savings.matmul == "bfloat16":
         transforms.told["matmul"] = "model: not for Wan"
     with torch.no_grad(), _scheduled(pipe, resolved):
         clock.enter("text")

@@ -1,6 +1,6 @@
 """Puts the savings of a recipe around the blocks of one request; the composition root owns what lives longer than that."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,7 @@ from videogen.transforms.adaln import TableShelf, adaln_tables, place_projection
 from videogen.transforms.cpu_bfloat16 import bfloat16_products, refusal
 from videogen.transforms.decode import Spread, alone, is_on_ladder, stream_video
 from videogen.transforms.encodings import Encodings, First, Values, here, on_device, picture_key, text_key
-from videogen.transforms.float8 import Float8Shelf, float8_products
+from videogen.transforms.float8 import Float8Shelf, float8_products, products
 from videogen.transforms.float8 import refusal as no_float8
 from videogen.transforms.fused_blocks import fused_blocks
 from videogen.transforms.fused_decoder import fused_decoder
@@ -34,13 +34,17 @@ class Kept:
 
     tables: TableShelf = field(default_factory=TableShelf)
     encodings: Encodings = field(default_factory=Encodings)
-    float8: Float8Shelf = field(default_factory=Float8Shelf)
+    float8: dict[int, Float8Shelf] = field(default_factory=dict)
     watches: dict[int, Watch] = field(default_factory=dict)
 
     def clear(self) -> None:
         """Forget all of it."""
         fresh = Kept()
         self.tables, self.encodings, self.float8, self.watches = fresh.tables, fresh.encodings, fresh.float8, fresh.watches
+
+    def eight(self, expert: int = 0) -> Float8Shelf:
+        """The scaled weights of one expert."""
+        return self.float8.setdefault(expert, Float8Shelf())
 
     def watch(self, model: Any) -> Watch:
         """The watch over one model."""
@@ -121,11 +125,7 @@ class Transforms:
             if not reason:
                 yield bfloat16_products(transformer)
         if self.savings.matmul == "float8":
-            device = transformer.transformer_blocks[0].ff.net[2].weight.device
-            if reason := no_float8(transformer, device):
-                raise bad("savings matmul", f"float8, but {reason}", "a model and device that have it", "use auto")
-            yield float8_products(transformer, self.kept.float8)
-            self.told["matmul"] = f"float8, {self.kept.float8.num_bytes / 1e9:.3g} GB of scaled weights"
+            yield self.eight_bit([transformer])
         if self.savings.kernels:
             self.told["kernels"] = FUSED.name
             yield fused_blocks(transformer, FUSED)
@@ -138,6 +138,19 @@ class Transforms:
             yield forward_as(transformer.token_refiner, once)
         if self.savings.lean_loop:
             yield lean_loop(pipe, loop)
+
+    @contextmanager
+    def eight_bit(self, transformers: Sequence[Any]) -> Iterator[None]:
+        """Products of the block stacks in 8-bit floats. Raises RequestError where a stack or its device has none."""
+        with ExitStack() as stack:
+            num_bytes = 0
+            for expert, transformer in enumerate(transformers):
+                if reason := no_float8(transformer, next(products(transformer))[1].weight.device):
+                    raise bad("savings matmul", f"float8, but {reason}", "a model and device that have it", "use auto")
+                stack.enter_context(float8_products(transformer, self.kept.eight(expert)))
+                num_bytes += self.kept.eight(expert).num_bytes
+            self.told["matmul"] = f"float8, {num_bytes / 1e9:.3g} GB of scaled weights"
+            yield
 
     @contextmanager
     def _tables(self, transformer: Any, state: PipelineState) -> Iterator[None]:

@@ -74,14 +74,18 @@ class Float8Shelf:
 
 
 def products(transformer: Any) -> Iterator[tuple[str, nn.Linear]]:
-    """The linears of the main blocks that carry rows: attention and feed-forward, not modulation."""
-    for index, block in enumerate(transformer.transformer_blocks):
-        attn, net = block.attn, block.ff.net
+    """The linears of the main blocks that carry rows: attention and feed-forward, not modulation, and of Wan's cross-attention not what
+    the few rows of text go through."""
+    is_wan = not hasattr(transformer, "transformer_blocks")
+    for index, block in enumerate(transformer.blocks if is_wan else transformer.transformer_blocks):
+        attn, net = (block.attn1, block.ffn.net) if is_wan else (block.attn, block.ff.net)
+        across = (("across q", block.attn2.to_q), ("across out", block.attn2.to_out[0])) if is_wan else ()
         for name, linear in (
             ("q", attn.to_q),
             ("k", attn.to_k),
             ("v", attn.to_v),
             ("out", attn.to_out[0]),
+            *across,
             ("up", net[0].proj),
             ("down", net[2]),
         ):
@@ -94,7 +98,7 @@ def refusal(transformer: Any, device: torch.device) -> str:
         return f"compute capability {torch.cuda.get_device_capability(device)} has no 8-bit product, {CAPABILITY} has"
     if device.type not in ("cuda", "cpu"):
         return f"no 8-bit product on {device.type}"
-    if getattr(transformer.transformer_blocks[0].attn, "fused_projections", False):
+    if any(getattr(module, "fused_projections", False) for module in transformer.modules()):
         return "projections are fused"
     weights = [linear.weight for _, linear in products(transformer)]
     if any(hasattr(weight, "to_local") for weight in weights):

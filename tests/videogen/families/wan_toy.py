@@ -58,20 +58,23 @@ def _text() -> tuple[Any, UMT5EncoderModel]:
     return tokenizer, UMT5EncoderModel(config).eval()
 
 
-def save(folder: Path, kind: str) -> Path:
-    """Save one folder of `KINDS`: `one` (2.1 text to video), `two` (2.2, two experts), `i2v` (2.2), `clip` (2.1, image encoder), `5b`."""
+def save(folder: Path, kind: str, **more: Any) -> Path:
+    """Save one folder of `KINDS`: `one` (2.1 text to video), `two` (2.2, two experts), `i2v` (2.2), `clip` (2.1, image encoder), `5b`.
+
+    `more` are settings of the transformers.
+    """
     with torch.random.fork_rng():
-        _pipeline(kind).save_pretrained(folder)
+        _pipeline(kind, more).save_pretrained(folder)
     return folder
 
 
-def _pipeline(kind: str) -> Any:
+def _pipeline(kind: str, own: dict[str, Any]) -> Any:
     tokenizer, text_encoder = _text()
     parts: dict[str, Any] = {"tokenizer": tokenizer, "text_encoder": text_encoder, "vae": _vae(kind == "5b")}
     parts["scheduler"] = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
     if kind in ("one", "two", "5b"):
-        parts["transformer"] = transformer(0)
-        parts["transformer_2"] = transformer(1) if kind == "two" else None
+        parts["transformer"] = transformer(0, **own)
+        parts["transformer_2"] = transformer(1, **own) if kind == "two" else None
         settings = {"boundary_ratio": 0.875 if kind == "two" else None, "expand_timesteps": kind == "5b"}
         return WanPipeline(**parts, **settings)
     more: dict[str, Any] = {}
