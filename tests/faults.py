@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.injectors import FULL, At, Batch, at_lines, at_writes, clips_in, faults_of, half_written, is_torn, kill, made, spoil
+from tests.injectors import FULL, JOBS, At, Batch, at_lines, at_writes, clips_in, faults_of, half_written, is_torn, kill, made, spoil
 from videogen import ffmpeg, media
 
 DISK = frozenset({"open", "write", "fsync", "replace", "mkdir", "write_bytes"})
@@ -32,16 +32,20 @@ Trial = Callable[["Bench", random.Random, Path], Counter[str]]
 class Bench:
     """What trials share: how many moments a run has, and what undisturbed runs with each draw of seeds look like."""
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
+    def __init__(self, place: Path, jobs: list[dict[str, Any]] = JOBS) -> None:
+        self.place, self.jobs = place, jobs
         self._wanted: dict[int, dict[str, str]] = {}
         self._moments: dict[Any, int] = {}
+
+    def batch(self, place: Path, **options: Any) -> Batch:
+        """A batch in a folder of its own."""
+        return Batch(made(place), jobs=self.jobs, **options)
 
     def wanted(self, runs: int) -> list[dict[str, str]]:
         """The clips of undisturbed runs that draw their seeds as the first, second, ... run of a folder does."""
         for run in range(1, runs + 1):
             if run not in self._wanted:
-                batch = Batch(made(self.place / f"wanted-{run}"), runs=run - 1)
+                batch = self.batch(self.place / f"wanted-{run}", runs=run - 1)
                 assert batch.run() == 0, batch.said
                 self._wanted[run] = clips_in(batch.folder)
         return [self._wanted[run] for run in range(1, runs + 1)]
@@ -49,7 +53,7 @@ class Bench:
     def moments(self, hits: Any, only: frozenset[str] = frozenset()) -> int:
         """How many of them an undisturbed run has."""
         if (hits, only) not in self._moments:
-            self._moments[hits, only] = Batch(made(self.place / f"moments-{len(self._moments)}")).count(hits, only)
+            self._moments[hits, only] = self.batch(self.place / f"moments-{len(self._moments)}").count(hits, only)
         return self._moments[hits, only]
 
 
@@ -65,12 +69,12 @@ def ended(bench: Bench, batch: Batch, seen: dict[str, str], told: Counter[str], 
     """The last, undisturbed run, and what is wrong after it."""
     code = batch.run()
     told["not ended well"] += code != 0
-    return told + faults_of(batch.folder, bench.wanted(batch.runs), seen, **options)
+    return told + faults_of(batch.folder, batch.names, bench.wanted(batch.runs), seen, **options)
 
 
 def a_kill(bench: Bench, rng: random.Random, place: Path) -> Counter[str]:
     """Killed one to three times: at a write or in the middle of a journal's line, at any line, or at any time."""
-    batch, seen, told = Batch(place), dict[str, str](), Counter[str]()
+    batch, seen, told = bench.batch(place), dict[str, str](), Counter[str]()
     for _ in range(rng.randint(1, 3)):
         hits = rng.choice([at_writes, at_lines, None])
         if hits is None:
@@ -97,7 +101,7 @@ def alarm(after_s: float) -> Iterator[None]:
 
 def a_signal(bench: Bench, rng: random.Random, place: Path) -> Counter[str]:
     """SIGINT or SIGTERM at any line, once or twice."""
-    batch, number, second = Batch(place), rng.randint(1, bench.moments(at_lines)), rng.choice([0, 1, 20, 400])
+    batch, number, second = bench.batch(place), rng.randint(1, bench.moments(at_lines)), rng.choice([0, 1, 20, 400])
     which = rng.choice([signal.SIGINT, signal.SIGTERM])
 
     def around() -> Any:
@@ -117,7 +121,7 @@ def _raise_full() -> None:
 
 def a_full_disk(bench: Bench, rng: random.Random, place: Path) -> Counter[str]:
     """No space left at one write, at all from there on, or for real on a disk of a random size."""
-    batch, kind = Batch(place), rng.choice(["once", "on", "real"] if os.geteuid() == 0 else ["once", "on"])
+    batch, kind = bench.batch(place), rng.choice(["once", "on", "real"] if os.geteuid() == 0 else ["once", "on"])
     if kind == "real":
         batch.folder.mkdir(parents=True)
         command = ["mount", "-t", "tmpfs", "-o", f"size={rng.randint(1, 40) * 4}k", "none", str(batch.folder)]
@@ -155,7 +159,7 @@ def full_from(number: int, *, is_once: bool) -> Callable[[str], None]:
 
 def a_bad_journal(bench: Bench, rng: random.Random, place: Path) -> Counter[str]:
     """A killed or finished run's journal cut, with bytes changed, zeroed, lines lost or twice, or gone."""
-    batch = Batch(place)
+    batch = bench.batch(place)
     batch.run(_at(at_writes, rng.randint(1, bench.moments(at_writes) * 2), kill))
     path, seen = batch.folder / "run.jsonl", clips_in(batch.folder)
     if path.is_file():
@@ -169,7 +173,7 @@ def a_hung_ffmpeg(bench: Bench, rng: random.Random, place: Path) -> Counter[str]
     binary = place / "ffmpeg"
     binary.write_text("#!/bin/sh\nexec sleep 600\n")
     binary.chmod(0o755)
-    batch, stock, number = Batch(place), ffmpeg._binary, rng.randint(1, 15)
+    batch, stock, number = bench.batch(place), ffmpeg._binary, rng.randint(1, 15)
 
     @contextmanager
     def hanging() -> Iterator[None]:
@@ -189,7 +193,7 @@ def a_hung_ffmpeg(bench: Bench, rng: random.Random, place: Path) -> Counter[str]
 
 def a_jumping_clock(bench: Bench, rng: random.Random, place: Path) -> Counter[str]:
     """The wall clock leaps by up to ten years at every look."""
-    batch, seed = Batch(place), rng.random()
+    batch, seed = bench.batch(place), rng.random()
 
     @contextmanager
     def jumping() -> Iterator[None]:
@@ -203,7 +207,7 @@ def a_jumping_clock(bench: Bench, rng: random.Random, place: Path) -> Counter[st
 
 def a_locked_folder(bench: Bench, rng: random.Random, place: Path) -> Counter[str]:
     """The folder becomes read-only at any moment."""
-    batch, number = Batch(place), rng.randint(1, bench.moments(at_writes, DISK))
+    batch, number = bench.batch(place), rng.randint(1, bench.moments(at_writes, DISK))
 
     def refuse(what: str) -> None:
         if what in DISK:
@@ -219,7 +223,7 @@ def a_locked_folder(bench: Bench, rng: random.Random, place: Path) -> Counter[st
 
 def two_runs(bench: Bench, rng: random.Random, place: Path) -> Counter[str]:
     """A second run in the folder of a running one is refused and disturbs nothing."""
-    other = Batch(place)
+    other = bench.batch(place)
     first = subprocess.Popen([sys.executable, "-c", _SLOW.format(place=str(place))], stdout=subprocess.DEVNULL)
     while not (place / "out" / "run.jsonl").is_file():
         time.sleep(0.01)

@@ -33,7 +33,6 @@ from videogen.media import probe
 
 PRODUCT = tuple(f"{Path(render.__file__).parents[1]}/{part}" for part in ("jobs/", "media.py", "ffmpeg.py", "cli/render.py"))
 JOBS = [{"prompt": "one", "seed": 5}, {"prompt": "two"}, {"prompt": "three", "seed": 7, "repeat": 2}, {"prompt": "four"}]
-NAMES = tuple(f"000{k}-{word}" for k, word in enumerate(("one", "two", "three", "three", "four"), 1))
 Hit = Callable[[str], None]
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -165,6 +164,12 @@ class Batch:
     runs: int = 0
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """What its clips are called."""
+        prompts = [job["prompt"] for job in self.jobs for _ in range(job.get("repeat", 1))]
+        return tuple(f"{k:04d}-{prompt}" for k, prompt in enumerate(prompts, 1))
+
+    @property
     def folder(self) -> Path:
         """The output folder."""
         return self.place / "out"
@@ -258,14 +263,14 @@ def half_written(folder: Path) -> list[str]:
     return found
 
 
-def strays(folder: Path, names: tuple[str, ...] = NAMES) -> list[str]:
+def strays(folder: Path, names: tuple[str, ...]) -> list[str]:
     """What lies in a finished folder beside the clips and what belongs to it."""
     fine = {JOURNAL, ".lock"} | {f"{name}{end}" for name in names for end in (".mp4", ".json")}
     return sorted(path.name for path in folder.iterdir() if path.name not in fine)
 
 
 def faults_of(
-    folder: Path, wanted: list[dict[str, str]], seen: dict[str, str], names: tuple[str, ...] = NAMES, *, is_journal_whole: bool = True
+    folder: Path, names: tuple[str, ...], wanted: list[dict[str, str]], seen: dict[str, str], *, is_journal_whole: bool = True
 ) -> Counter[str]:
     """What is wrong with a folder after its last run: clips lost, made twice, half-written, or different from all of `wanted` or from
     how they were `seen` before; and damaged lines where there should be none."""

@@ -1,9 +1,5 @@
-"""A renderer without a model: its frames depend on request and seed alone, so that runs can be compared and killed cheaply.
+"""A renderer without a model: its frames depend on request and seed alone, so that runs can be compared and killed cheaply."""
 
-`python -m tests.videogen.jobs.fakes FOLDER COUNT` runs a batch of COUNT jobs in FOLDER, to be killed from outside.
-"""
-
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -89,7 +85,3 @@ def run_batch(folder: Path, values: list[dict[str, object]], renderer: FakeRende
             screen=SilentScreen(),
             stop=stop if isinstance(stop, StopFlag) else StopFlag(),
         )
-
-
-if __name__ == "__main__":
-    run_batch(Path(sys.argv[1]), [{"prompt": f"clip {k}"} for k in range(int(sys.argv[2]))], FakeRenderer(step_s=0.01))
