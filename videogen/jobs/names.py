@@ -60,7 +60,10 @@ def distinct(name: str, is_taken: Callable[[str], bool]) -> str:
     """The name, or the name with `-2`, `-3`, ... where it is taken; compared without case, as some disks do."""
     if not is_taken(name.lower()):
         return name
-    number = 2
-    while is_taken(f"{name[: MAX_BYTES - 8]}-{number}".lower()):
-        number += 1
-    return f"{name[: MAX_BYTES - 8]}-{number}"
+    taken, free, stem = 1, 2, name[: MAX_BYTES - 8]
+    while is_taken(f"{stem}-{free}".lower()):  # in doubling steps, then halving: ten thousand clips may ask for one name
+        taken, free = free, 2 * free
+    while free - taken > 1:
+        between = (taken + free) // 2
+        taken, free = (between, free) if is_taken(f"{stem}-{between}".lower()) else (taken, between)
+    return f"{stem}-{free}"
