@@ -16,6 +16,7 @@ from diffusers.hooks._helpers import TransformerBlockMetadata, TransformerBlockR
 from diffusers.models.transformers.transformer_minimax_h3 import MiniMaxH3TransformerBlock
 
 from caches.policy import Budget
+from caches.prior import Prior
 from caches.step_hook import step_cache
 from eval import peer_cache_dit
 from eval.batched_loop import Group, denoise
@@ -23,6 +24,13 @@ from videogen.config import StepCache
 from videogen.pocket.packed import unpatchify
 
 DEFAULTS = StepCache()
+
+
+def measured(prior: Prior) -> StepCache:
+    """Our cache with a prior, as it is calibrated."""
+    return StepCache(max_streak=6, video_order=3, audio_order=3, prior=prior)
+
+
 Scope = Callable[[Group, float], AbstractContextManager[object]]
 
 
@@ -130,22 +138,24 @@ def counting(transformer: Any) -> Iterator[list[int]]:
         handle.remove()
 
 
-def methods(calibration: Callable[[], Group]) -> dict[str, tuple[Scope, tuple[float, ...]]]:
-    """Every method with the strengths that span its curve, mild first."""
-    drifts = (0.05, 0.08, 0.12, 0.17, 0.24)
-    table: dict[str, tuple[Scope, tuple[float, ...]]] = {
-        "videogen": (ours(), (0.004, 0.008, 0.012, 0.02, 0.03, 0.045, 0.07)),
-        "videogen, longer warm-up": (ours(StepCache(warm_up=0.16)), (0.008, 0.015, 0.03, 0.045, 0.07)),
-        "videogen, lines": (ours(StepCache(video_order=1, audio_order=1, drift_order=0)), drifts),
-        "videogen, copying": (ours(StepCache(video_order=0, audio_order=0, drift_order=0)), drifts),
-        "FirstBlockCache": (first_block, drifts),
-        "MagCache": (MagCache(calibration), (0.02, 0.06, 0.12, 0.5)),
-        "TaylorSeer": (taylor(1), (2, 3, 4, 5)),
-        "TaylorSeer, order 2": (taylor(2), (2, 3, 4, 5)),
-        "SeaCache": (sea, (0.1, 0.2, 0.4, 0.8)),
+def methods(calibration: Callable[[], Group], prior: Prior | None = None) -> dict[str, tuple[Scope, tuple[float, ...]]]:
+    """Every method with the strengths that span its curve, mild first; the nearest peers first."""
+    drifts, errors = (0.05, 0.08, 0.12, 0.17, 0.24), (0.006, 0.012, 0.02, 0.03, 0.06)
+    table: dict[str, tuple[Scope, tuple[float, ...]]] = {}
+    if prior is not None:
+        table["videogen"] = (ours(measured(prior)), errors)
+        table["videogen, streaks of 3"] = (ours(replace(measured(prior), max_streak=3)), errors)
+    table["videogen, parabolas" if table else "videogen"] = (ours(), (0.008, 0.02, 0.03, 0.07))
+    if peer_cache_dit.is_installed():
+        table["cache-dit DBCache + TaylorSeer, order 2"] = (peer_cache_dit.cache_dit(order=2), drifts)
+        table["cache-dit DBCache + TaylorSeer"] = (peer_cache_dit.cache_dit(order=1), drifts)
+    table |= {
+        "SeaCache": (sea, (0.1, 0.2, 0.4)),
+        "TaylorSeer, order 2": (taylor(2), (2, 3, 4)),
+        "TaylorSeer": (taylor(1), (2, 3, 4)),
+        "FirstBlockCache": (first_block, (0.08, 0.12, 0.17, 0.24)),
+        "MagCache": (MagCache(calibration), (0.06, 0.12, 0.5)),
     }
     if peer_cache_dit.is_installed():
-        table["cache-dit DBCache"] = (peer_cache_dit.cache_dit(order=0), drifts)
-        table["cache-dit DBCache + TaylorSeer"] = (peer_cache_dit.cache_dit(order=1), drifts)
-        table["cache-dit DBCache + TaylorSeer, order 2"] = (peer_cache_dit.cache_dit(order=2), drifts)
+        table["cache-dit DBCache"] = (peer_cache_dit.cache_dit(order=0), (0.08, 0.12, 0.17))
     return table

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from caches.prior import Prior, read_prior
 from eval.batched_engine import shard_of
 from eval.batched_loop import Group, decode, denoise, prepare
 from eval.batched_loss import parts_of
@@ -49,8 +50,6 @@ class Requests:
 
     def measure(self, scope: Scope, strength: float, losses: Losses) -> None:
         """Every request under one method at one strength; each gets a fresh cache."""
-        if all((strength, name) in losses.rows for name in self.groups):
-            return
         rows, shares = [], []
         for group in self.groups.values():
             cache = scope(group, strength)
@@ -102,16 +101,19 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def compare(pipeline: Pipeline, cases: Sequence[Case], calibration: Case, out: Path) -> dict[str, list[dict[str, Any]]]:
+def compare(
+    pipeline: Pipeline, cases: Sequence[Case], calibration: Case, out: Path, prior: Prior | None = None
+) -> dict[str, list[dict[str, Any]]]:
     """Every method's curve; losses are journalled, so that a stopped run keeps what it has."""
-    pipe = pipeline.load(calibration.request.workflow)
-    table = methods(lambda: Group(pipe, [prepare(pipeline, calibration)]))
-    requests = Requests(pipeline, cases)
+    table = methods(lambda: Group(pipeline.load(calibration.request.workflow), [prepare(pipeline, calibration)]), prior)
+    requests: Requests | None = None  # nothing is rendered where everything is known
     curves: dict[str, list[dict[str, Any]]] = {}
     for name, (scope, strengths) in table.items():
         losses = Losses(out / f"{slug(name)}.losses.jsonl")
         for strength in strengths:
-            requests.measure(scope, strength, losses)
+            if not all((strength, case.name) in losses.rows for case in cases):
+                requests = requests or Requests(pipeline, cases)
+                requests.measure(scope, strength, losses)
             row = point(strength, losses, cases)
             curves.setdefault(name, []).append(row)
             logger.info("%s %g: %.3f computed, loss %.3f", name, strength, row["computed"], row["loss"]["mean"])
@@ -130,6 +132,7 @@ def main() -> None:
     parser.add_argument("--frames", type=int)
     parser.add_argument("--dtype", choices=DTYPES, default="auto")
     parser.add_argument("--device", choices=DEVICES, default="auto")
+    parser.add_argument("--prior", type=Path, help="a file of eval.cache_prior for our own arms")
     parser.add_argument("--shard", metavar="I/N", help="measure this share into the journals and stop")
     parser.add_argument("--out", type=Path, default=Path("runs/peers"))
     args = parser.parse_args()
@@ -138,10 +141,11 @@ def main() -> None:
     cases = cases_of("report", args.prompts, args.workflow, shape, pipeline)
     calibration = cases_of("fit", 1, args.workflow, shape, pipeline)[0]
     args.out.mkdir(parents=True, exist_ok=True)
+    prior = read_prior(args.prior.read_text(encoding="utf-8"), args.prior.name) if args.prior else None
     if args.shard:
-        compare(pipeline, shard_of(cases, args.shard), calibration, args.out)
+        compare(pipeline, shard_of(cases, args.shard), calibration, args.out, prior)
         return
-    curves = compare(pipeline, cases, calibration, args.out)
+    curves = compare(pipeline, cases, calibration, args.out, prior)
     stratum = pipeline.stratum(pipeline.family.resolve(cases[0].request, pipeline.recipe))
     told = {
         "dtype": stratum.dtype,

@@ -9,15 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from caches.prior import Prior
 from eval import peers
 from eval.batched_loop import Group, denoise, prepare
+from eval.cache_cases import cases_of
+from eval.cache_prior import measure_prior
 from eval.peer_methods import counting, methods
-from eval.quality_cases import Case
+from eval.quality_cases import Case, Shape
 from videogen.config import Request
 from videogen.pipeline import Pipeline
 
 STEPS = 8
-NAMES = ["videogen", "videogen, lines", "videogen, copying", "FirstBlockCache", "MagCache", "TaylorSeer", "TaylorSeer, order 2", "SeaCache"]
+NAMES = ["videogen", "videogen, parabolas", "FirstBlockCache", "MagCache", "TaylorSeer", "TaylorSeer, order 2", "SeaCache"]
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +34,17 @@ def same(a: tuple[torch.Tensor, ...], b: tuple[torch.Tensor, ...]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
+@pytest.fixture(scope="module")
+def prior(tiny_pipeline: Pipeline) -> Prior:
+    shape = Shape(size=(96, 64), frames=22, steps=STEPS)
+    return measure_prior(tiny_pipeline, cases_of("fit", 2, "t2va", shape, tiny_pipeline))
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_a_peer_skips_work_repeats_itself_and_leaves_no_trace(name: str, make: Callable[[], Group]) -> None:
+def test_a_peer_skips_work_repeats_itself_and_leaves_no_trace(name: str, make: Callable[[], Group], prior: Prior) -> None:
     group = make()
     before = denoise(group)
-    scope, _ = methods(make)[name]
+    scope, _ = methods(make, prior)[name]
     strength = 3.0 if "Taylor" in name else 50.0
     results, counts = [], []
     for _ in range(2):
@@ -53,8 +62,8 @@ def test_the_command_writes_curves_a_comparison_and_a_plot(
 ) -> None:
     stock = methods
 
-    def few(calibration: Callable[[], Group]) -> dict[str, object]:
-        table = stock(calibration)
+    def few(calibration: Callable[[], Group], prior: Prior | None) -> dict[str, object]:
+        table = stock(calibration, prior)
         return {name: (table[name][0], strengths) for name, strengths in (("videogen", (1e-9, 50.0)), ("TaylorSeer", (2, 4)))}
 
     monkeypatch.setattr(peers, "methods", few)
