@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from diffusers import MiniMaxH3Transformer3DModel
 from PIL import Image
+from safetensors.torch import save_file
 
 from tests.conftest import link_model
 from tests.faults import Bench, alarm, full_from, said_badly
@@ -208,34 +209,46 @@ def refused_or_another(
 def _undamaged(bench: Bench, kind: str, asked: list[dict[str, Any]], around: Any) -> str:
     """The identity of the clip that the undamaged input makes."""
     if kind not in _KEPT:
-        intact = {"model": ("--model", str(link_model(made(bench.place / kind) / "model")))}
-        tiny = ("--model", str(opened(bench, "tiny")[0].source.folder))
-        whole = [job | {key: job[key].replace("bad", "good") for key in ("image", "lora") if key in job} for job in asked]
-        batch = Batch(made(bench.place / kind), jobs=whole, options=("-q", *intact.get(kind, tiny)))
+        place = made(bench.place / f"undamaged-{kind}")
+        model = link_model(place / "model") if kind == "model" else opened(bench, "tiny")[0].source.folder
+        batch = Batch(place, jobs=asked, options=("-q", "--model", str(model)))
         assert batch.run(around) == 0, batch.said
         _KEPT[kind] = next(json.loads(path.read_text())["job_id"] for path in batch.folder.glob("*.json"))
     return str(_KEPT[kind])
 
 
+def good_adapter(bench: Bench) -> Path:
+    """An adapter of the small model, as a file."""
+    path, gen, name = bench.place / "good.safetensors", torch.Generator().manual_seed(1), "transformer_blocks.1.ff.net.2"
+    factors = {f"{name}.lora_A.weight": torch.randn(4, 96, generator=gen), f"{name}.lora_B.weight": torch.randn(64, 4, generator=gen)}
+    if not path.is_file():
+        save_file(factors, path, {"alpha": "4"})
+    return path
+
+
+def good_picture(bench: Bench, end: str) -> Path:
+    """A picture in a format, as a file."""
+    path = bench.place / f"good.{end}"
+    if not path.is_file():
+        Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 96, 3), dtype=np.uint8)).save(path)
+    return path
+
+
 def bad_adapter(bench: Bench, rng: random.Random, place: Path) -> Counter[str]:
     """An adapter file damaged."""
-    good, bad_file = bench.place / "good.safetensors", place / "bad.safetensors"
-    if not good.is_file():
-        gen = torch.Generator().manual_seed(1)
-        from safetensors.torch import save_file
-
-        name = "transformer_blocks.1.ff.net.2"
-        tensors = {f"{name}.lora_A.weight": torch.randn(4, 96, generator=gen), f"{name}.lora_B.weight": torch.randn(64, 4, generator=gen)}
-        save_file(tensors, good, {"alpha": "4"})
-    shutil.copy(good, bad_file)
-    spoil(bad_file, rng)
-    return _with_file(bench, place, "lora", good, bad_file)
+    return _with_damaged(bench, rng, place, "lora", good_adapter(bench))
 
 
-def _with_file(bench: Bench, place: Path, key: str, good: Path, bad_file: Path) -> Counter[str]:
-    if key not in _KEPT:
-        _undamaged(bench, key, [jobs()[0] | {key: str(good)}], _sharing(bench))
-    return refused_or_another(bench, place, [jobs()[0] | {key: str(bad_file)}], (), kind=key)
+def bad_picture(bench: Bench, rng: random.Random, place: Path) -> Counter[str]:
+    """A first frame damaged, in one of three formats."""
+    return _with_damaged(bench, rng, place, "image", good_picture(bench, rng.choice(["png", "jpg", "webp"])))
+
+
+def _with_damaged(bench: Bench, rng: random.Random, place: Path, key: str, good: Path) -> Counter[str]:
+    damaged = Path(shutil.copy(good, place / f"bad{good.suffix}"))
+    spoil(damaged, rng)
+    _undamaged(bench, good.name, [jobs()[0] | {key: str(good)}], _sharing(bench))
+    return refused_or_another(bench, place, [jobs()[0] | {key: str(damaged)}], (), kind=good.name)
 
 
 def _sharing(bench: Bench) -> Callable[[], Any]:
@@ -247,15 +260,48 @@ def _sharing(bench: Bench) -> Callable[[], Any]:
     return sharing
 
 
-def bad_picture(bench: Bench, rng: random.Random, place: Path) -> Counter[str]:
-    """A first frame damaged, in one of three formats."""
-    end = rng.choice(["png", "jpg", "webp"])
-    good, bad_file = bench.place / f"good.{end}", place / f"bad.{end}"
-    if not good.is_file():
-        Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 96, 3), dtype=np.uint8)).save(good)
-    shutil.copy(good, bad_file)
-    spoil(bad_file, rng)
-    return _with_file(bench, place, "image", good, bad_file)
+class Meddled:
+    """A pipeline before whose first clip somebody touches an input of the second."""
+
+    def __init__(self, bench: Bench, meddle: Callable[[], None]) -> None:
+        self.bench, self.meddle = bench, [meddle]
+
+    def open(self, recipe: Any) -> Any:
+        """As `open_renderer`."""
+        pipeline = opened(self.bench, "tiny")[0].sharing(recipe)
+        if self.meddle:
+            self.meddle.pop()()
+        return pipeline
 
 
-MODEL_TRIALS = {"pocket": with_pocket, "oom": out_of_memory, "weights": bad_weights, "adapters": bad_adapter, "pictures": bad_picture}
+def an_input_that_changes(bench: Bench, rng: random.Random, place: Path) -> Counter[str]:
+    """A picture or adapter of the second of three clips is gone or damaged by the time it is rendered: that clip fails, alone."""
+    key = rng.choice(["image", "lora"])
+    good = good_adapter(bench) if key == "lora" else good_picture(bench, "png")
+    used = Path(shutil.copy(good, place / f"used{good.suffix}"))
+    asked = jobs()
+    asked[1] |= {key: str(used)}
+    batch = Batch(made(place / "b"), jobs=asked, options=("-q", "--model", str(opened(bench, "tiny")[0].source.folder)))
+    meddled = Meddled(bench, lambda: used.unlink() if rng.random() < 0.3 else spoil(used, rng))
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        render.opener = lambda _wanted, _args: meddled.open
+        yield
+
+    code, wanted = batch.run(around), opened(bench, "tiny")[1]
+    found = outputs(batch.folder)
+    told = said_badly(batch, code, "jobs.jsonl:2: 0002", "failed: ", ": got ", ", expected ")
+    told += Counter({"trials": 1, "refused": int(code == 1), "bad exit codes": int(code != 1), "cost to others": 2 - len(found)})
+    told["different"] = sum(wanted.get(name) != digest for name, digest in found.items())
+    return told
+
+
+MODEL_TRIALS = {
+    "changing": an_input_that_changes,
+    "pocket": with_pocket,
+    "oom": out_of_memory,
+    "weights": bad_weights,
+    "adapters": bad_adapter,
+    "pictures": bad_picture,
+}

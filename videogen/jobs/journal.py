@@ -216,7 +216,8 @@ def locked(folder: Path, *, is_shared: bool = False) -> Iterator[IO[str]]:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / LOCK).open("a+")
     except OSError as error:
-        raise EnvironmentFault(say("output folder", str(folder), "a folder that can be written", error.strerror or str(error))) from None
+        advice = f"{error.strerror or error}; make room or use another --output-dir, then run the same command"
+        raise EnvironmentFault(say("output folder", str(folder), "a folder that can be written", advice)) from None
     with file:
         try:
             fcntl.flock(file, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
