@@ -2,8 +2,8 @@
 
 `python -m eval.wan_figures --plan dense:6,all:20 --out DIR`: after a clip of 2 steps at the same shape, each arm renders one of so many
 steps. Drift and attention errors mean nothing on random weights: the cache replays a fixed list, reusing 10 of 20 steps of each stream,
-and only the arm `guarded` keeps the guard of sparse attention. `float8` and `all8` are `dense` and `all` with 8-bit products. A dense clip
-of fewer steps is scaled by its denoising time.
+and only the arm `guarded` keeps the guard of sparse attention. `fused` is `dense` with fused kernels, `float8` with 8-bit products,
+`all-fused` and `all-8` are `all` with kernels and with both. A dense clip of fewer steps is scaled by its denoising time.
 """
 
 import argparse
@@ -37,7 +37,8 @@ HALF = StepCache(lam=1e9, max_streak=2, warm_up=0.15)  # C C C R R C R, then C C
 
 def arms(backend: str, budget: float, **sparse: Any) -> dict[str, Recipe]:
     """The recipes by arm; `backend` attends wherever nothing sparse does."""
-    savings = replace(EXACT, attention=backend)
+    savings = replace(EXACT, attention=backend, kernels=False)
+    fused, eight = replace(savings, kernels=True), replace(savings, matmul="float8")
     free = SparseAttention(budget=budget, guard=None, **sparse)
     return {
         "dense": Recipe("dense", savings=savings),
@@ -45,8 +46,10 @@ def arms(backend: str, budget: float, **sparse: Any) -> dict[str, Recipe]:
         "sparse": Recipe("sparse", savings=savings, sparse=free),
         "guarded": Recipe("guarded", savings=savings, sparse=SparseAttention(budget=budget, **sparse)),
         "all": Recipe("all", savings=savings, sparse=free, cache=HALF),
-        "float8": Recipe("float8", savings=replace(savings, matmul="float8")),
-        "all8": Recipe("all8", savings=replace(savings, matmul="float8"), sparse=free, cache=HALF),
+        "fused": Recipe("fused", savings=fused),
+        "float8": Recipe("float8", savings=eight),
+        "all-fused": Recipe("all-fused", savings=fused, sparse=free, cache=HALF),
+        "all-8": Recipe("all-8", savings=replace(fused, matmul="float8"), sparse=free, cache=HALF),
     }
 
 

@@ -26,6 +26,7 @@ from videogen.families.wan_cache import Schedule, wan_cache
 from videogen.families.wan_parts import WanParts
 from videogen.families.wan_sequence import seats
 from videogen.images import picture_of
+from videogen.kernels.wan import FUSED, fault
 from videogen.parallel.sharding import ALONE, Sharding
 from videogen.parallel.weights import taking_turns
 from videogen.progress import PhaseClock, StepBar
@@ -33,10 +34,11 @@ from videogen.result import RawClip
 from videogen.transforms.adaln import visiting
 from videogen.transforms.attach import Kept, Transforms
 from videogen.transforms.encodings import Values, on_device
+from videogen.transforms.fused_wan import fused_wan, stock_of
 from videogen.transforms.options import Savings
 from videogen.transforms.scope import attending
 
-_NO_EFFECT = ("adaln_tables", "refined_text", "rope_tables", "text_cut", "lean_loop", "decode_batch", "kernels")
+_NO_EFFECT = ("adaln_tables", "refined_text", "rope_tables", "text_cut", "lean_loop", "decode_batch")
 
 
 class _Bar(StepBar):
@@ -111,14 +113,19 @@ def _shared(pipe: Any, experts: Sequence[Any], schedule: Schedule | None, shardi
 
 @contextmanager
 def _attending(experts: Sequence[Any], transforms: Transforms) -> Iterator[None]:
-    """Self- and cross-attention of every block through the back end, and products in the format, that the savings name."""
-    backend = transforms.savings.attention
+    """Blocks through the attention back end, the kernels and the products that the savings name."""
+    backend, weight = transforms.savings.attention, experts[0].proj_out.weight
     with ExitStack() as stack:
+        if transforms.savings.kernels:
+            reason = fault(weight.device, weight.dtype)
+            transforms.told["kernels"] = f"off: {reason}" if reason else FUSED.name
+            for each in () if reason else experts:
+                stack.enter_context(fused_wan(each, FUSED))
         if transforms.savings.matmul == "float8":
             stack.enter_context(transforms.eight_bit(experts))
         if backend != "model":
             transforms.told["attention"] = backend
-            processors = [attn.processor for each in experts for block in each.blocks for attn in (block.attn1, block.attn2)]
+            processors = [stock_of(attn) for each in experts for block in each.blocks for attn in (block.attn1, block.attn2)]
             stack.enter_context(attending(processors, backend))
         yield
 

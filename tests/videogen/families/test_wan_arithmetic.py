@@ -1,14 +1,19 @@
-"""8-bit products on Wan: within their bound of the experts they stand for, kept for each, gone afterwards; refused where they cannot be."""
+"""8-bit products and fused kernels on Wan: within their bound of the experts, gone afterwards, refused where they cannot be."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 
 from tests.videogen.families.wan_toy import save
-from videogen.config import Recipe, Request
+from videogen.attention.options import SparseAttention
+from videogen.config import Recipe, Request, StepCache
 from videogen.errors import RequestError
+from videogen.families import wan_pipeline
+from videogen.kernels.wan import TORCH
 from videogen.parallel.weights import Placement
 from videogen.pipeline import Pipeline, open_pipeline
 from videogen.transforms.float8 import products
@@ -45,3 +50,21 @@ def test_widths_and_places_that_cannot_are_refused(folders: dict[str, Path], two
         two.sharing(EIGHT).render(REQUEST)
     with pytest.raises(RequestError, match="float8 products"):
         open_pipeline(str(folders["two"]), EIGHT, device="cpu", placement=Placement("offload-idle"))
+
+
+@pytest.mark.parametrize("backend", ["model", "native"])
+def test_kernels_stand_under_sparse_attention_and_the_cache(two: Pipeline, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    sparse = SparseAttention(budget=0.5, min_rows=0, tile=(2, 2, 2), block=(4, 2), dense_first=0.2, guard=None)
+    recipe = Recipe("x", savings=Savings(attention=backend), sparse=sparse, cache=StepCache(lam=1e9, max_streak=1))
+    plain, fused = two.sharing(recipe), two.sharing(recipe)
+    fused.savings = replace(fused.savings, kernels=True)
+    request = replace(REQUEST, frames=9, steps=8)
+    wanted = plain.render(request)
+    assert fused.render(request).record["savings"]["kernels"] == "off: Triton has no cpu back end here"
+    calls: list[str] = []
+    monkeypatch.setattr(wan_pipeline, "fault", lambda *_: "")
+    monkeypatch.setattr(wan_pipeline, "FUSED", replace(TORCH, norm_rotate=lambda *given: calls.append("x") or TORCH.norm_rotate(*given)))
+    found = fused.render(request)
+    assert found.record["savings"]["kernels"] == "torch" and calls and np.array_equal(found.frames, wanted.frames)
+    assert found.record["attention"] == wanted.record["attention"] and found.record["cache"] == wanted.record["cache"]
+    assert all(isinstance(block.attn1.processor, WanAttnProcessor) for each in two.load("t2v").transformers for block in each.blocks)
