@@ -16,6 +16,7 @@ from lora.apply import attached_to
 from videogen.transforms.scope import Forward, forward_as, version_of
 
 MAX_BYTES = 1_500_000_000  # of tables kept beside those in use: one schedule of the released model takes 1.0-1.4 GB
+MAX_TABLES = 32  # schedules kept: those of a small model never fill the bytes
 
 Row = tuple[torch.Tensor, ...]  # shift, scale, gate of attention and of the feed-forward: (timesteps * 3, D) each
 
@@ -43,6 +44,10 @@ class TableShelf:
         key = _key(transformer, timesteps)
         found = self.kept.pop(key, None)
         tables = found or Tables(make_rows(transformer, timesteps))
+        for other in [each for each in self.kept if each[0] == key[0] and each[1][1] != key[1][1]]:
+            del self.kept[other]  # of weights as they were before a write: the count of writes never comes back
+        while len(self.kept) >= MAX_TABLES:
+            del self.kept[next(iter(self.kept))]
         while self.kept and sum(each.num_bytes for each in self.kept.values()) + tables.num_bytes > MAX_BYTES:
             del self.kept[next(iter(self.kept))]
         self.kept[key] = tables

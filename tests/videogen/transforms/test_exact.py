@@ -140,6 +140,10 @@ def test_another_tensor_than_the_schedules_is_computed_in_full(tiny_pipeline: Pi
         assert is_new and len(block.adaln_proj(temb)[0]) == 3  # no forward of the transformer named a step
     with torch.no_grad(), adaln_tables(model, [step.clone()], shelf) as is_new:
         assert not is_new and len(shelf.kept) == 1 and next(iter(shelf.kept.values())).num_bytes == 3 * 6 * 6 * 64 * 4
+    with torch.no_grad():
+        next(block.adaln_proj.parameters()).mul_(1)  # a write that changes nothing, but the shelf cannot know
+    with torch.no_grad(), adaln_tables(model, [step], shelf) as is_new:
+        assert is_new and len(shelf.kept) == 1  # the tables of before can never be asked for again
 
 
 def test_savings_are_off_by_default_and_parking_needs_tables() -> None:
