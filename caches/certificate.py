@@ -44,7 +44,7 @@ class Fingerprint:
         for field in fields(self):
             ours, theirs = getattr(self, field.name), getattr(other, field.name)
             if ours != theirs:
-                found.append(f"{field.name} {_short(theirs)} instead of {_short(ours)}")
+                found.append(f"{field.name} {_apart(theirs, ours)} instead of {_apart(ours, theirs)}")
         return found
 
 
@@ -55,6 +55,12 @@ def _is_number(value: object) -> bool:
 def _short(value: object) -> str:
     text = str(value)
     return text if len(text) <= 24 else text[:12] + "..."
+
+
+def _apart(value: object, other: object) -> str:
+    """What of a list in words the other has not, shortened; the whole where that is nothing."""
+    parts, known = str(value).split(", "), str(other).split(", ")
+    return ", ".join(map(_short, [part for part in parts if part not in known] or parts))
 
 
 @dataclass(frozen=True, slots=True)

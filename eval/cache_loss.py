@@ -28,14 +28,15 @@ class Tolerances:
 
 
 def loss_parts(pair: Pair) -> dict[str, float]:
-    """Each part of the loss in its own unit; 0 for identical clips."""
+    """Each part of the loss in its own unit; 0 for identical clips, and of a sound that neither has."""
     new, reference = np.diff(pair.new.luma, axis=0), np.diff(pair.reference.luma, axis=0)
     motion = float(np.percentile(np.sqrt(np.mean((new - reference) ** 2, axis=(1, 2))), WORST_FRAMES)) if len(new) else 0.0
+    has_sound = pair.reference.audio.size > 0
     return {
         "video": float(np.percentile(1 - np.asarray(ssim_curve(pair)), WORST_FRAMES)),
         "motion": motion,
-        "spectrum": log_spectral_distance(pair),
-        "level": abs(level_shift(pair)),
+        "spectrum": log_spectral_distance(pair) if has_sound else 0.0,
+        "level": abs(level_shift(pair)) if has_sound else 0.0,
     }
 
 

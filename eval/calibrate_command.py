@@ -12,12 +12,12 @@ from eval.cache_cases import cases_of
 from eval.cache_loss import Tolerances
 from eval.calibration import Goal, certify, measure_all, walk
 from eval.losses import Losses
-from eval.quality_cases import Shape
+from eval.quality_cases import Case, Shape, read_cases
 from videogen.config import DEVICES, DTYPES, Environment, StepCache
 from videogen.errors import bad
 from videogen.jobs.plan import parse_size
 from videogen.jobs.run import write_text
-from videogen.pipeline import open_pipeline
+from videogen.pipeline import Pipeline, open_pipeline
 from videogen.recipes import find_recipe
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,8 @@ def add_calibrate(commands: Any, environment: Environment) -> None:
     parser = commands.add_parser("calibrate", help="certify the step cache", allow_abbrev=False)
     parser.add_argument("--model", default="pocket", metavar="NAME")
     parser.add_argument("--workflow", default="t2va", choices=("t2va", "fl2va", "ref2va"))
+    told = "a job file whose first --clips lines are rendered, instead of the fixed requests of pocket-h3's world"
+    parser.add_argument("--prompts", metavar="FILE", help=told)
     parser.add_argument("--size", metavar="WxH")
     parser.add_argument("--frames", type=int, metavar="N")
     parser.add_argument("--steps", type=int, metavar="N")
@@ -75,6 +77,20 @@ def _goal(args: argparse.Namespace) -> Goal:
     return Goal(lambdas, args.alpha, args.delta, tolerances, options, parallel)
 
 
+def _cases(args: argparse.Namespace, shape: Shape, pipeline: Pipeline) -> list[Case]:
+    """The requests to calibrate on: the fixed ones, or a file's. Raises RequestError where a file has too few."""
+    if pipeline.source.is_wan and args.engine == "batched":
+        raise bad("--engine", args.engine, "the pipeline: a batch knows MiniMax-H3's loop alone", "drop --engine")
+    if not args.prompts:
+        if pipeline.source.is_wan and args.workflow != "t2va":
+            raise bad("--workflow", args.workflow, "t2va (from text alone) for Wan", "pass a job file with pictures as --prompts")
+        return cases_of("calibrate", args.clips, args.workflow, shape, pipeline)
+    cases = read_cases(args.prompts, None, shape, pipeline.family, pipeline.recipe)
+    if len(cases) < args.clips:
+        raise bad("--prompts", f"{len(cases)} requests", f"at least --clips {args.clips}", "add lines, or ask for fewer clips")
+    return cases[: args.clips]
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure, and write the certificate; exit code 0, or 4 when no lambda could be certified."""
     goal, output = _goal(args), Path(args.output).expanduser()
@@ -86,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
         )
     pipeline = open_pipeline(args.model, replace(find_recipe(args.recipe), dtype=args.dtype), device=args.device)
     size = parse_size("--size", args.size) if args.size else None
-    cases = cases_of("calibrate", args.clips, args.workflow, Shape(size=size, frames=args.frames, steps=args.steps), pipeline)
+    cases = _cases(args, Shape(size=size, frames=args.frames, steps=args.steps), pipeline)
     losses = Losses(output.with_suffix(".losses.jsonl"))
 
     def tell(text: str) -> None:

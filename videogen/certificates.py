@@ -14,25 +14,27 @@ from videogen.sampling import told_shifts
 
 
 @cache
-def cache_code() -> str:
-    """The identity of the code that decides and predicts: another version may reuse other steps."""
-    found = [find_spec(f"caches.{name}") for name in ("policy", "drift", "prior", "step_hook")]  # not imported: planning needs no torch
+def cache_code(*more: str) -> str:
+    """The identity of the code that decides and predicts, a family's own modules included: another version may reuse other steps."""
+    names = [*(f"caches.{name}" for name in ("policy", "drift", "prior", "step_hook")), *more]
+    found = [find_spec(name) for name in names]  # not imported: planning needs no torch
     return hash_text("\n".join(Path(str(spec.origin)).read_text(encoding="utf-8") for spec in found if spec))
 
 
-def fingerprint(resolved: Resolved, *, weights: str, dtype: str, device: str, parallel: str = "1") -> Fingerprint:
-    """The stratum a request belongs to; `weights` is their identity. Prompt, seed and pictures vary within a stratum."""
+def fingerprint(resolved: Resolved, *, weights: str, dtype: str, device: str, parallel: str = "1", streams: str = "") -> Fingerprint:
+    """The stratum a request belongs to; `weights` is their identity, `streams` how two of guidance decide. Prompt, seed and pictures
+    vary within a stratum; a negative prompt does not."""
     return Fingerprint(
         weights=weights,
         adapters=resolved.adapters,
-        workflow=resolved.workflow,
+        workflow=resolved.stratum + (f", streams {streams}" if streams else ""),
         canvas=f"{resolved.width}x{resolved.height}x{resolved.frames}",
         steps=resolved.steps,
         shifts=told_shifts(resolved.shifts, resolved.sigmas),
         dtype=dtype,
         device=device,
         parallel=parallel,
-        code=cache_code(),
+        code=cache_code(*resolved.cache_code),
     )
 
 

@@ -19,6 +19,7 @@ from videogen.errors import bad
 from videogen.families import h3_pipeline, wan_pipeline
 from videogen.families.base import Resolved, check_unchanged
 from videogen.families.limits import check_limits
+from videogen.families.wan import WanResolved
 from videogen.families.wan_parts import WanParts
 from videogen.identity import hash_bytes
 from videogen.images import picture_of
@@ -220,6 +221,7 @@ class Pipeline:
             dtype=arithmetic(self.savings, self.dtype) + sparse,
             device=self.device.type,
             parallel=self.sharding.label,
+            streams=self.recipe.cache.streams if isinstance(resolved, WanResolved) and resolved.is_guided else "",
         )
 
     def _record(self, resolved: Resolved, seed: int, raw: RawClip, stages_s: dict[str, float]) -> dict[str, Any]:

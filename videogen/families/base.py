@@ -54,6 +54,16 @@ class Resolved:
     expand: TextSource | None = None
 
     @property
+    def stratum(self) -> str:
+        """What a certificate tells requests apart by, beside canvas, length and schedule."""
+        return self.workflow
+
+    @property
+    def cache_code(self) -> tuple[str, ...]:
+        """The family's own modules that decide about steps, beside those of `caches`."""
+        return ()
+
+    @property
     def seconds(self) -> float:
         """Length of the clip in seconds."""
         return self.frames / self.fps

@@ -23,5 +23,5 @@ def check_limits(source: ModelSource, family: Any, recipe: Recipe, weights: str 
         raise bad("--weights", weights, "another place: Wan has no AdaLN projections to park", "use --weights offload or offload-idle")
     if recipe.savings.matmul == "bfloat16":
         raise bad("savings matmul", recipe.savings.matmul, "model, auto or float8 for Wan", "choose another recipe")
-    if recipe.cache.certificates:
-        raise bad("certificates", len(recipe.cache.certificates), "none: no Wan model is calibrated", "use --cache-lambda")
+    if recipe.cache.prior is not None:
+        raise bad("cache prior", "one", "none for Wan: the two streams of its guidance have no measured prior", "use --cache-lambda")

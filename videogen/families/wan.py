@@ -11,6 +11,7 @@ from typing import Any
 from videogen.config import Recipe, Request
 from videogen.errors import bad
 from videogen.families.base import Estimate, Input, Resolved, open_input, read_json
+from videogen.identity import hash_text
 from videogen.sampling import settle_sampling
 
 INDEX = "model_index.json"
@@ -54,6 +55,19 @@ class WanResolved(Resolved):
     negative_prompt: str = ""
     guidance: tuple[float, float] = (1.0, 1.0)
     boundary: float | None = None
+
+    @property
+    def stratum(self) -> str:
+        """Guidance, what it guides away from, and where the second expert takes over: each moves the residuals."""
+        if not self.is_guided:
+            return f"{self.workflow}, boundary {self.boundary}"
+        scales = "/".join(f"{scale:g}" for scale in self.guidance)
+        return f"{self.workflow}, boundary {self.boundary}, guidance {scales} from {hash_text(self.negative_prompt)[:12]}"
+
+    @property
+    def cache_code(self) -> tuple[str, ...]:
+        """Streams and experts."""
+        return ("videogen.families.wan_cache",)
 
     @property
     def is_guided(self) -> bool:
