@@ -126,10 +126,10 @@ def _input(each: FormField, handlers: Handlers) -> Any:
         return gr.File(file_count=count, file_types=["image"], type="binary", height=120, **common)
     common["info"] = each.info
     if each.name == "seconds":
-        least, most = lengths(handlers.geometry)
-        return gr.Slider(least, most, value=min(most, max(least, 5.1)), step=0.1, **common)
+        least, usual, most = lengths(handlers.desk.family)
+        return gr.Slider(least, most, value=min(most, max(least, usual)), step=0.1, **common)
     if each.kind == "size":
-        return gr.Dropdown(sizes(handlers.geometry), value="", **common)
+        return gr.Dropdown(sizes(handlers.desk.family), value="", **common)
     if each.kind == "flag":
         return gr.Checkbox(**common)
     if each.kind in ("whole", "number"):

@@ -18,7 +18,7 @@ from videogen.errors import EnvironmentFault, bad, say
 from videogen.jobs.store import Limits, Store
 from videogen.progress import StopFlag
 from videogen.recipes import find_recipe
-from videogen.source import find_model, open_h3_family
+from videogen.source import find_model, open_family
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def run_server(args: argparse.Namespace) -> int:
         max_body_bytes=int(args.max_upload_mb * 1e6),
     )
     source = find_model(args.model, offline=read_environment().offline)
-    family, reader, adapters = open_h3_family(source, "videogen serve"), adapter_reader(source), list_adapters(args.adapters)
+    family, reader, adapters = open_family(source), adapter_reader(source), list_adapters(args.adapters)
 
     def make_desk(store: Store) -> Desk:
         return Desk(store, source, family, options, reader, adapters)

@@ -89,6 +89,14 @@ class Family(Protocol):
         """The cost of a clip."""
         ...
 
+    def canvas(self, width: int, height: int) -> tuple[int, int]:
+        """The model's own size (width, height) for an aspect ratio."""
+        ...
+
+    def lengths_s(self) -> tuple[float, float, float]:
+        """Seconds of the shortest, the usual and the longest clip to offer."""
+        ...
+
 
 def open_input(role: str, media: Media) -> Input:
     """Check one picture (decoded once, not kept) and name it by its content.

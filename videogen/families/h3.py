@@ -152,6 +152,15 @@ class H3Family:
         pixels = resolved.frames * resolved.width * resolved.height
         return Estimate(rows=rows, tflop=resolved.steps * (linear + attention) / 1e12, disk_bytes=pixels // 8 + 400_000)
 
+    def canvas(self, width: int, height: int) -> tuple[int, int]:
+        """As `canvas_for_aspect`."""
+        return canvas_for_aspect(width, height, self.geometry)
+
+    def lengths_s(self) -> tuple[float, float, float]:
+        """The ends of the ladder, and the default between them."""
+        shortest, longest = snap_frames(self.geometry.min_frames, self.geometry), self.geometry.max_frames
+        return shortest / FPS, min(longest, max(shortest, DEFAULT_FRAMES)) / FPS, longest / FPS
+
     def _inputs(self, request: Request) -> tuple[Input, ...]:
         named = [("image", request.image), ("last_image", request.last_image), *(("reference", r) for r in request.references)]
         inputs = tuple(open_input(role, media) for role, media in named if media is not None)

@@ -182,6 +182,16 @@ class WanFamily:
         tflop = (1 + is_guided) * resolved.steps * (linear + attention) / 1e12
         return Estimate(rows=rows, tflop=tflop, disk_bytes=pixels // 8 + 100_000)
 
+    def canvas(self, width: int, height: int) -> tuple[int, int]:
+        """As `size_for_aspect`."""
+        return size_for_aspect(width, height, self.geometry)
+
+    def lengths_s(self) -> tuple[float, float, float]:
+        """One step of the ladder, the trained length, and four times that: longer clips are legal and seldom good."""
+        g = self.geometry
+        longest = min(4 * g.default_frames, (g.max_positions - 1) * g.frames_per_latent + 1)
+        return (g.frames_per_latent + 1) / g.fps, g.default_frames / g.fps, longest / g.fps
+
     def _latents(self, frames: int) -> int:
         return (frames - 1) // self.geometry.frames_per_latent + 1
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from videogen.config import SHIPPED, Recipe
 from videogen.errors import RequestError, bad, say
-from videogen.families.h3 import H3Family
+from videogen.families.base import Family
 from videogen.identity import hash_bytes, hash_settings
 from videogen.jobs.database import COMPLETED, Job
 from videogen.jobs.files import RawJob
@@ -21,7 +21,7 @@ from videogen.serve.uploads import store_picture
 from videogen.source import ModelSource
 
 ALIASES = {"num_frames": "frames", "num_inference_steps": "steps", "input_reference": "image"}
-FIELDS = ("prompt", "size", "seconds", "frames", "steps", "seed", "recipe", "lora", "round_size")
+FIELDS = ("prompt", "negative_prompt", "guidance", "size", "seconds", "frames", "steps", "seed", "recipe", "lora", "round_size")
 PICTURES = ("image", "last_image", "references")
 DEFAULT_RECIPE = "exact"
 MAX_PROMPT_CHARACTERS = 20_000
@@ -47,7 +47,7 @@ class Desk:
 
     store: Store
     source: ModelSource
-    family: H3Family
+    family: Family
     options: ServeOptions
     read_adapters: Callable[[Recipe], Recipe]
     adapters: dict[str, Path] = field(default_factory=dict)
@@ -271,8 +271,9 @@ def _check_types(asked: Mapping[str, Any]) -> None:
     prompt = asked.get("prompt")
     if not isinstance(prompt, str) or not prompt.strip():
         raise bad("prompt", prompt, "a text with at least one visible character", "say what the clip should show")
-    if len(prompt) > MAX_PROMPT_CHARACTERS:
-        raise bad("prompt", f"{len(prompt)} characters", f"at most {MAX_PROMPT_CHARACTERS}", "shorten it")
+    for name in ("prompt", "negative_prompt"):
+        if len(text := str(asked.get(name) or "")) > MAX_PROMPT_CHARACTERS:
+            raise bad(name, f"{len(text)} characters", f"at most {MAX_PROMPT_CHARACTERS}", "shorten it")
 
 
 def _without_paths(message: str, root: Path) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from videogen.config import Media, Request
-from videogen.families.h3 import FPS, H3Geometry, canvas_for_aspect, snap_frames
+from videogen.families.base import Family
 
 ASPECTS = ((16, 9), (9, 16), (1, 1), (4, 3), (3, 4), (21, 9))
 MAX_LINES = 200
@@ -29,6 +29,8 @@ _WORDS = {
     "frames": ("Length in frames", "instead of seconds; 0 leaves it out"),
     "steps": ("Steps", "model evaluations; 0 takes the recipe's"),
     "seed": ("Seed", "-1 draws one and keeps it"),
+    "negative_prompt": ("Negative prompt", "what not to show, for models with guidance (MiniMax-H3 has none)"),
+    "guidance": ("Guidance", "one scale, or 4,3 for two experts; empty is the model's own (MiniMax-H3 has none)"),
     "round_size": ("Round the size", "to what the model can make"),
 }
 MAIN = ("prompt", "size", "seconds", "seed")
@@ -55,19 +57,19 @@ def form_fields() -> tuple[FormField, ...]:
     return tuple(found)
 
 
-def sizes(geometry: H3Geometry) -> list[tuple[str, str]]:
+def sizes(family: Family) -> list[tuple[str, str]]:
     """Legal canvases as (label, value), the model's own choice first."""
     named = {"the model's own": ""}
     for wide, high in ASPECTS:
-        width, height = canvas_for_aspect(wide, high, geometry)
+        width, height = family.canvas(wide, high)
         named.setdefault(f"{width}x{height} (about {wide}:{high})", f"{width}x{height}")
     return list(named.items())
 
 
-def lengths(geometry: H3Geometry) -> tuple[float, float]:
-    """The shortest and the longest clip in seconds, rounded so that both are legal."""
-    shortest = snap_frames(geometry.min_frames, geometry) / FPS
-    return round(shortest + 0.049, 1), round(geometry.max_frames / FPS - 0.049, 1)
+def lengths(family: Family) -> tuple[float, float, float]:
+    """Seconds of the shortest, the usual and the longest clip, rounded to tenths so that all are legal."""
+    least, usual, most = family.lengths_s()
+    return round(least + 0.049, 1), round(usual - 0.049, 1), round(most - 0.049, 1)
 
 
 def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:

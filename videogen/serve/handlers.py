@@ -7,7 +7,6 @@ from typing import Any
 import gradio as gr
 
 from videogen.errors import RequestError, VideogenError
-from videogen.families.h3 import H3Geometry
 from videogen.jobs.database import RUNNING, Job
 from videogen.jobs.store import NoSuchJob
 from videogen.recipes import find_recipe
@@ -38,11 +37,6 @@ class Handlers:
     def __init__(self, services: Services, figures: Figures) -> None:
         self.services, self.desk, self.store, self.figures = services, services.desk, services.store, figures
         self.names: list[str] = []
-
-    @property
-    def geometry(self) -> H3Geometry:
-        """The model's geometry, for sizes and lengths."""
-        return self.desk.family.geometry
 
     def _read(self, values: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, list[bytes]], list[str], int]:
         """A filled form: fields, pictures, prompts, clips per prompt."""

@@ -24,7 +24,7 @@ from videogen.families.h3 import latent_frames
 from videogen.families.h3_pipeline import sigmas_of, transformer_of
 from videogen.identity import hash_folder
 from videogen.jobs.database import Job
-from videogen.jobs.run import write_json
+from videogen.jobs.run import Renderer, write_json
 from videogen.pipeline import Pipeline
 from videogen.pocket.data import draw
 from videogen.pocket.world import frame_times, render
@@ -201,10 +201,12 @@ class Previewing:
             return self.pipeline.render(request, seed=seed, on_event=hear, stop=stop)
 
 
-def previews(every: int) -> Callable[[Pipeline, Job, Path], Previewing]:
-    """What wraps a job's pipeline so that its previews lie beside the clips while it is rendered."""
+def previews(every: int) -> Callable[[Pipeline, Job, Path], Renderer]:
+    """What wraps a job's pipeline so that its previews lie beside the clips while it is rendered; Wan has none."""
 
-    def around(pipeline: Pipeline, job: Job, root: Path) -> Previewing:
+    def around(pipeline: Pipeline, job: Job, root: Path) -> Renderer:
+        if pipeline.source.is_wan:
+            return pipeline
         clips = root / CLIPS
         clips.mkdir(exist_ok=True)
         return Previewing(pipeline, clips / f"{job.id}.preview.webp", root / "previews", every)
