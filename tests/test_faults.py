@@ -13,10 +13,14 @@ from tests import faults, injectors
 from tests.faults import Bench, wrong
 from tests.injectors import Batch
 from tests.videogen.jobs.fakes import FakeRenderer, run_batch, settle_prompts
+from tests.videogen.serve.fakes import StandIn, services_in
 from videogen.cli.screen import PlainScreen
 from videogen.errors import ClipFault, EnvironmentFault
+from videogen.jobs.database import COMPLETED, FAILED
 from videogen.jobs.journal import JOURNAL, read_journal
+from videogen.progress import StopFlag
 from videogen.serve.assemble import SteadyClock
+from videogen.serve.worker import Worker
 
 JOBS = [{"prompt": "one", "seed": 5}, {"prompt": "two"}]
 
@@ -107,6 +111,21 @@ def test_a_run_that_nobody_hears_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     monkeypatch.setattr(sys, "stderr", Closed())
     PlainScreen()._say("clip 1/2")
+
+
+def test_a_full_disk_under_a_server_costs_its_job_and_says_so(tmp_path: Path) -> None:
+    class Full(StandIn):
+        def make(self, job: Any, *given: Any) -> Any:
+            if job.summary["prompt"] == "one":
+                raise OSError(28, "No space left on device")
+            return super().make(job, *given)
+
+    services = services_in(tmp_path)
+    first, second = (services.desk.submit("me", {"prompt": prompt})[0] for prompt in ("one", "two"))
+    Worker(tmp_path, "0", Full(), retention_s=10.0, stop=StopFlag()).run(until_idle=True)
+    failed, done = services.store.get(first.id), services.store.get(second.id)
+    assert failed is not None and done is not None and (failed.state, done.state) == (FAILED, COMPLETED)
+    assert failed.error_code == "environment" and "No space left on device" in failed.error
 
 
 def test_a_clock_that_jumps_ends_no_clips_time(monkeypatch: pytest.MonkeyPatch) -> None:

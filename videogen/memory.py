@@ -1,7 +1,9 @@
 """A clip that does not fit: what runs out of memory is tried once more in less of it, from nothing; knows no model."""
 
+import errno
 import gc
 import logging
+import os
 from collections.abc import Callable
 
 import torch
@@ -11,12 +13,16 @@ from videogen.result import Result
 
 logger = logging.getLogger(__name__)
 
-_OF_HOST = "DefaultCPUAllocator"  # torch has no class for host memory
+_OF_HOST = ("DefaultCPUAllocator", os.strerror(errno.ENOMEM))  # torch has no class for host memory
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether device or host memory ran out."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or _OF_HOST in str(error)
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether device or host memory ran out, there or in what the error comes from: loaders hide it behind errors of their own."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in _OF_HOST):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def collect() -> None:

@@ -92,6 +92,13 @@ def test_requests_of_other_shapes_and_a_cancel_leave_no_state(pipeline: Pipeline
     assert same(alone, cache.render(request("t2va", picture)))
 
 
+def test_steps_left_to_the_recipe_are_the_caches_too_whatever_ran_before(pipeline: Pipeline, picture: Path) -> None:
+    opened = pipeline.sharing(Recipe(name="cached", steps=STEPS, cache=StepCache(lam=100.0)))
+    opened.render(request("t2va", picture, steps=1))  # as a warm-up would
+    left_out, named = opened.render(request("t2va", picture, steps=None)), opened.render(request("t2va", picture))
+    assert same(left_out, named) and left_out.record["cache"]["reused"] > 0
+
+
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 6, 7, 10])
 def test_short_schedules_follow_the_few_step_rule(steps: int, pipeline: Pipeline, picture: Path) -> None:
     record = cached(pipeline, lam=100.0).render(request("t2va", picture, steps=steps)).record["cache"]
