@@ -31,7 +31,7 @@ def settled_once(folder: Path, run: str, drafts: Sequence[Draft], claims: Claims
         _sweep(folder)
         clips = settle()
         places = {id(draft): index for index, draft in enumerate(drafts)}
-        rows = [[places[id(clip.draft)], clip.seed, clip.job_id, clip.name, clip.is_done] for clip in clips]
+        rows = [[places[id(clip.draft)], clip.seed, clip.job_id, clip.name, clip.is_done, clip.drawn] for clip in clips]
         write_json(path, {"drafts": _identity(drafts), "clips": rows})
         return clips
 
@@ -44,7 +44,7 @@ def _read(path: Path, drafts: Sequence[Draft]) -> list[Clip]:
     plan = json.loads(path.read_text(encoding="utf-8"))
     if plan["drafts"] != _identity(drafts):
         raise EnvironmentFault(say("jobs", "others than those this run began with", "the same in every worker", "start the run again"))
-    return [Clip(drafts[index], seed, job_id, name, is_done) for index, seed, job_id, name, is_done in plan["clips"]]
+    return [Clip(drafts[index], *values) for index, *values in plan["clips"]]
 
 
 def _sweep(folder: Path) -> None:
