@@ -14,7 +14,7 @@ from lora.errors import bad, listed
 from lora.files import AdapterFile, open_file
 from lora.fuse import QkvOrder, block_rank, deinterleave, order_evidence, split_qkv, swap_halves
 from lora.layouts import Key, Layout, decide_layout
-from lora.names import Place
+from lora.names import Place, parameter_name
 from lora.published import find_published
 from lora.refusals import refuse_by_config
 from lora.shapes import check_shapes
@@ -131,7 +131,7 @@ def _factors(
 
 def _patches(reading: _Reading, place: Place, part: str, key: Key, order: QkvOrder, gate_first: bool | None) -> dict[str, Patch]:
     rows = _ordered(reading, place, reading.tensors[key.text], order, gate_first)
-    names = [f"{module}.{_PARAMETER[part]}" for module in place.modules]
+    names = [parameter_name(module, _PARAMETER[part]) for module in place.modules]
     return {name: Patch(value.contiguous(), part.startswith("set")) for name, value in zip(names, rows.chunk(len(names)))}
 
 

@@ -16,7 +16,7 @@ _PREFIXES = (
 )
 _KEY = re.compile(
     r"(?P<stem>.+?)(?:\.lora_(?P<half>A|B|down|up)(?:\.(?P<infix>(?!weight$)[^.]+))?(?:\.weight)?"
-    r"|\.lora\.(?P<old>down|up)\.weight|(?P<alpha>\.lora\.alpha|\.alpha)|\.(?P<payload>diff|diff_b|set_weight|set_bias))"
+    r"|\.lora\.(?P<old>down|up)\.weight|(?P<alpha>\.lora\.alpha|\.alpha)|\.(?P<payload>diff|diff_b|diff_m|set_weight|set_bias))"
 )
 _HALVES = {"A": "down", "B": "up", "down": "down", "up": "up"}
 
@@ -46,6 +46,8 @@ def parse_key(text: str) -> Key | None:
     found = _KEY.fullmatch(text)
     if found is None:
         return None
+    if found["payload"] == "diff_m":  # Wan's extractors write the difference of `X.modulation` so
+        return Key(text, f"{found['stem']}.modulation", "diff", None)
     half = found["half"] or found["old"]
     part = _HALVES[half] if half else "alpha" if found["alpha"] else found["payload"]
     return Key(text, found["stem"], part, found["infix"])

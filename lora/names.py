@@ -43,6 +43,8 @@ _WAN_RENAMES = (  # the same for Wan
     (re.compile(r"^condition_embedder\.image_embedder\.ff\.net\.2$"), "img_emb.proj.3"),
     (re.compile(r"^condition_embedder\.image_embedder\.norm2$"), "img_emb.proj.4"),
     (re.compile(r"^proj_out$"), "head.head"),
+    (re.compile(r"^scale_shift_table$"), "head.modulation"),
+    (re.compile(r"\.scale_shift_table$"), ".modulation"),
 )
 _SPLIT = re.compile(r"\.to_[qkv]$")
 
@@ -73,6 +75,16 @@ def is_wan(target: Target) -> bool:
     return any(name.startswith("condition_embedder.time_embedder.") for name in target.shapes)
 
 
+def is_table(name: str) -> bool:
+    """Whether a parameter is a table of modulation, which is neither a weight nor a bias of a module."""
+    return name.rpartition(".")[2] == "scale_shift_table"
+
+
+def parameter_name(module: str, leaf: str) -> str:
+    """The parameter of a place: its weight or bias, or the place itself where it is a table."""
+    return module if is_table(module) and leaf == "weight" else f"{module}.{leaf}"
+
+
 def original_name(module: str, *, of_wan: bool = False) -> str:
     """A module's name in the original checkpoint, q, k and v still apart."""
     for pattern, replacement in _WAN_RENAMES if of_wan else _RENAMES:
@@ -83,8 +95,8 @@ def original_name(module: str, *, of_wan: bool = False) -> str:
 def rules_for(target: Target) -> dict[str, dict[str, Place]]:
     """Rule -> (name of a module, prefixes taken off -> its place)."""
     modules = sorted({name.rpartition(".")[0] for name in target.shapes})
-    if is_wan(target):  # q, k and v are apart in every layout, and nothing is a SwiGLU
-        plain = {module: Place((module,)) for module in modules}
+    if is_wan(target):  # q, k and v are apart in every layout, and nothing is a SwiGLU; tables of modulation are places of their own
+        plain = {module: Place((module,)) for module in (*modules, *(name for name in target.shapes if is_table(name)))}
         dotted = {"diffusers names": plain, "original names": {original_name(m, of_wan=True): place for m, place in plain.items()}}
         return dotted | {f"flat {name}": _flat(rule) for name, rule in dotted.items()}
     swiglu = {module: is_swiglu(module, target) for module in modules}

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from lora.errors import bad, listed
 from lora.files import Entry
 from lora.layouts import Key, Layout
-from lora.names import Place
+from lora.names import Place, parameter_name
 from lora.target import Target
 
 _NOTHING = "nothing was loaded"
@@ -65,7 +65,7 @@ def _check_payload(place: Place, parts: Mapping[str, Key], part: str, entries: M
     text = parts[part].text
     if other in parts:
         raise bad("adapter keys", f"{text} and {parts[str(other)].text}", "a difference or a replacement", f"remove one; {_NOTHING}")
-    shapes = [target.shapes.get(f"{module}.{parameter}") for module in place.modules]
+    shapes = [target.shapes.get(parameter_name(module, parameter)) for module in place.modules]
     if None in shapes:
         expected = f"a parameter of the model; {place.modules[0]} has no {parameter}"
         raise bad("adapter payload", text, expected, f"check that the file is for this model; {_NOTHING}")

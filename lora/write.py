@@ -13,7 +13,7 @@ from lora.alpha import FOLDED
 from lora.convert import QKV_ORDER, SWIGLU_GATE_FIRST, load_adapter
 from lora.errors import bad, listed
 from lora.fuse import fuse_qkv, interleave, swap_halves
-from lora.names import is_swiglu, is_wan, original_name
+from lora.names import is_swiglu, is_table, is_wan, original_name
 from lora.target import Target
 
 LAYOUTS = ("diffusers", "diffusers-bare", "original", "comfyui", "kohya", "diffsynth")
@@ -84,7 +84,7 @@ def export(adapter: Adapter, target: Target, layout: str) -> dict[str, torch.Ten
         if layout in ("comfyui", "kohya"):
             tensors[f"{stem}.alpha"] = torch.tensor(float(folded.rank))
     for parameter, patch in adapter.patches.items():
-        module, _, leaf = parameter.rpartition(".")
+        module, leaf = (parameter, "weight") if is_table(parameter) else (parameter.rpartition(".")[0], parameter.rpartition(".")[2])
         name, value = _named_payload(module, patch.value, target, layout)
         tensors[f"{_stem(name, layout)}.{_payload_part(leaf, patch)}"] = value
     return {name: tensor.contiguous().clone() for name, tensor in tensors.items()}

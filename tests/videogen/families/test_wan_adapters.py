@@ -10,9 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from lora.apply import attached_to
+from lora.apply import Use, attach, attached_to
 from lora.convert import load_adapter
 from lora.target import Target, target_of
+from lora.write import write_adapter
 from tests.videogen.families.wan_toy import transformer
 from videogen.adapters import settle
 from videogen.config import Adapters, AdapterUse, Recipe, Request
@@ -90,19 +91,36 @@ def test_payloads_that_diffusers_drops_are_patches(target: Target, tmp_path: Pat
         "diffusion_model.blocks.0.self_attn.norm_q.diff": torch.randn(WIDTH),
         "diffusion_model.blocks.1.ffn.0.diff_b": torch.randn(48),
         "diffusion_model.patch_embedding.diff": torch.randn(WIDTH, 16, 1, 2, 2),
+        "diffusion_model.blocks.0.diff_m": torch.randn(1, 6, WIDTH),
+        "diffusion_model.blocks.1.modulation.diff": torch.randn(1, 6, WIDTH),
+        "diffusion_model.head.diff_m": torch.randn(1, 2, WIDTH),
     }
     save_file(given, tmp_path / "a.safetensors")
-    found = load_adapter(tmp_path / "a.safetensors", target).patches
+    adapter = load_adapter(tmp_path / "a.safetensors", target)
     names = ("blocks.0.norm2.weight", "blocks.0.norm2.bias", "blocks.0.attn1.norm_q.weight", "blocks.1.ffn.net.0.proj.bias")
-    for name, value in zip((*names, "patch_embedding.weight"), given.values()):
-        assert torch.equal(found[name].value, value) and not found[name].is_replacement
+    tables = ("blocks.0.scale_shift_table", "blocks.1.scale_shift_table", "scale_shift_table")
+    for layout in (None, "comfyui", "diffusers", "kohya"):
+        if layout is not None:
+            write_adapter(adapter, target, layout, tmp_path / f"{layout}.safetensors", {})
+        found = adapter.patches if layout is None else load_adapter(tmp_path / f"{layout}.safetensors", target).patches
+        for name, value in zip((*names, "patch_embedding.weight", *tables), given.values(), strict=True):
+            assert torch.equal(found[name].value, value) and not found[name].is_replacement
+    with torch.random.fork_rng():
+        model = transformer(0)
+    before = {name: model.get_parameter(name).detach().clone() for name in tables}
+    handle = attach(model, [Use(adapter, 0.5)])
+    for name, value in zip(tables, [*given.values()][-3:]):
+        torch.testing.assert_close(model.get_parameter(name), before[name] + 0.5 * value)
+    handle.detach()
+    assert all(torch.equal(model.get_parameter(name), value) for name, value in before.items())
 
 
 @pytest.mark.parametrize(
     ("key", "shape"),
     [
-        ("diffusion_model.blocks.0.modulation.diff", (1, 6, WIDTH)),
-        ("diffusion_model.blocks.0.diff_m", (1, 6, WIDTH)),
+        ("diffusion_model.blocks.0.modulation.diff", (1, 2, WIDTH)),
+        ("diffusion_model.blocks.0.modulation.diff_b", (1, 6, WIDTH)),
+        ("diffusion_model.blocks.0.ffn.0.diff_m", (1, 6, WIDTH)),
         ("diffusion_model.blocks.0.self_attn.q.dora_scale", (WIDTH, 1)),
         ("diffusion_model.blocks.9.self_attn.q.lora_down.weight", (4, WIDTH)),
         ("diffusion_model.blocks.0.self_attn.q.lora_down.weight", (4, WIDTH)),  # half a pair
