@@ -27,9 +27,9 @@ _GREY_16 = ("I", "I;16", "I;16L", "I;16B", "I;16N")
 # An embedded ICC profile describes one of these; palettes and the like are expanded to RGB first
 _PROFILE_MODES = ("L", "RGB", "CMYK")
 # What Pillow's readers raise on damaged files, besides its own classes.
-_DAMAGE = (
+DAMAGE = (
     *(OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, ArithmeticError),
-    *(AttributeError, NotImplementedError, struct.error, zlib.error, ImageCms.PyCMSError),
+    *(AttributeError, RuntimeError, struct.error, zlib.error, ImageCms.PyCMSError),
 )
 
 
@@ -101,7 +101,7 @@ def _opened(path: Path) -> Iterator[tuple[Image.Image, str]]:
         raise bad(what, "something else", _READABLE, "convert it to PNG or JPEG first") from error
     except MemoryError as error:
         raise bad(what, "more pixels than fit in memory", "a picture this machine can hold", "scale it down first") from error
-    except _DAMAGE as error:
+    except DAMAGE as error:
         reason = f"{type(error).__name__}: {error}"
         raise bad(what, reason, "a complete, undamaged picture", "export or copy it again") from error
 

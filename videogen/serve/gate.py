@@ -81,6 +81,8 @@ class Gate:
         length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 20 or int(length) > self.options.max_body_bytes:
             raise Refusal(413, f"body: got {length[:20]} bytes, expected at most {self.options.max_body_bytes}; send less")
+        if not bytes(scope.get("query_string", b"")).isascii():
+            raise Refusal(400, "query: got bytes beyond ASCII, expected percent-encoded ones; encode them")
         is_submit = not is_safe and str(scope["path"]).startswith("/v1/")
         is_login = not is_safe and str(scope["path"]).rstrip("/").endswith("/login")
         for bucket in (self.requests, *([self.submits] if is_submit else []), *([self.logins] if is_login else [])):

@@ -8,7 +8,7 @@ from pathlib import Path
 from PIL import Image, UnidentifiedImageError
 
 from videogen.errors import RequestError, bad
-from videogen.images import FORMATS, load_image
+from videogen.images import DAMAGE, FORMATS, load_image
 
 
 def store_picture(data: bytes, folder: Path, *, field: str, max_pixels: int) -> Path:
@@ -41,7 +41,7 @@ def _check_header(data: bytes, field: str, max_pixels: int) -> None:
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(data), formats=[name for name in FORMATS if name in Image.OPEN]) as image:
                 width, height = image.size
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError, TypeError, LookupError) as error:
+    except (UnidentifiedImageError, Image.DecompressionBombError, *DAMAGE) as error:
         told = "too many pixels" if isinstance(error, Image.DecompressionBombError) else "no picture"
         raise bad(field, told, "a PNG, JPEG, WebP, AVIF, TIFF, GIF, BMP, JPEG 2000 or PPM picture", "upload another file") from None
     if width * height > max_pixels:
