@@ -209,7 +209,7 @@ def check(asked: Ask, box: Box) -> None:
         if asked["method"] != "HEAD":
             _check_error(body)
         raise RequestError(f"api: got {status}, expected 200; see the answer")
-    if asked["method"] == "POST":
+    if status == 200 and asked["method"] == "POST":
         _check_job(server, json.loads(body, parse_constant=_refuse)["id"], box)
 
 

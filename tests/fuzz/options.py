@@ -96,6 +96,8 @@ def make_request(rng: random.Random) -> dict[str, Any]:
 def check_request(fields: dict[str, Any], box: Box) -> None:
     """Made, resolved by the family, priced and described."""
     given = {key: _lent(value, box) for key, value in fields.items()}
+    if given.get("expand") == "template":
+        given["expand"] = find_text_source("template")
     request = Request(**given)
     resolved = box.family.resolve(request, find_recipe("exact"))
     estimate = box.family.estimate(resolved)
@@ -108,8 +110,6 @@ def _lent(value: Any, box: Box) -> Any:
         return tuple(_lent(item, box) for item in value)
     if isinstance(value, str) and value in _LENT:
         return _LENT[value]()
-    if value == "template":
-        return find_text_source("template")
     return str(box.root / value) if isinstance(value, str) and value.startswith("inputs/") else value
 
 

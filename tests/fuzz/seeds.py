@@ -83,6 +83,7 @@ SEEDS: list[tuple[str, Any]] = [
     *(("adapter", _adapter("x.lora_A.weight", each)) for each in (b"[" * 100_000, b"9" * 5000)),
     *(("API request", _ask(each)) for each in (b'{"\\ud800":1}', b'{"prompt":"x","seed":' + b"9" * 5000 + b"}")),
     ("API request", _ask(query=b"limit=0001" + b"9" * 60, headers=_HOST)),
+    ("API request", _ask(path="/v1/videos/", query=b"\xc3(", headers=_HOST)),
     ("API request", _ask(headers=[*_HOST, (b"content-length", b"9" * 5000)])),
     *(("command line", ["inspect", each]) for each in ("a" * 300, _NOBODY, "inputs")),
     *(("command line", ["status", each]) for each in ("a" * 300, _NOBODY)),
