@@ -168,5 +168,5 @@ def open_h3_family(source: ModelSource, what: str) -> H3Family:
     """The family of a MiniMax-H3 model. Raises RequestError, for `what` it was wanted, where the model is another."""
     family = open_family(source)
     if not isinstance(family, H3Family):
-        raise bad(what, f"{source.name}, a Wan model", "a MiniMax-H3 model, the only family it knows so far", "use videogen render")
+        raise bad(what, f"{source.name}, a Wan model", "a MiniMax-H3 model, the only family it knows", "use videogen render or bench")
     return family

@@ -42,10 +42,12 @@ def run(args: argparse.Namespace) -> int:
     from videogen.jobs.plan import parse_size
     from videogen.pipeline import open_pipeline
     from videogen.recipes import find_recipe
+    from videogen.source import open_h3_family
 
     environment, recipe = read_environment(), find_recipe(args.recipe)
     recipe = replace(recipe, dtype=args.dtype) if args.dtype else recipe
     pipeline = open_pipeline(args.model, recipe, device=args.device)
+    open_h3_family(pipeline.source, "videogen doctor")  # whose stages it looks at
     request = Request(_PROMPT, size=parse_size("--size", args.size) if args.size else None, frames=args.frames)
     resolved = pipeline.family.resolve(request, pipeline.recipe)
     path = profile_path(pipeline.device, environment)

@@ -8,7 +8,7 @@ from typing import Any
 
 from videogen.adapters import settle as settle_adapters
 from videogen.config import Recipe
-from videogen.errors import CancelledRender, bad
+from videogen.errors import CancelledRender
 from videogen.ffmpeg import file_url, run_ffmpeg
 from videogen.jobs.database import Job
 from videogen.jobs.files import RawJob
@@ -22,7 +22,7 @@ from videogen.recipes import find_recipe
 from videogen.seeds import draw_seed
 from videogen.serve.examining import examine
 from videogen.serve.worker import ClipFailed, Made
-from videogen.source import find_model, open_family
+from videogen.source import find_model, open_family, open_h3_family
 
 logger = logging.getLogger(__name__)
 
@@ -87,8 +87,7 @@ class PipelineMaker:
 
     def examine(self) -> dict[str, Any]:
         """What the doctor finds here, under the default recipe. Raises RequestError for a Wan model, which it does not know."""
-        if self.source.is_wan:
-            raise bad("doctor", f"{self.source.name}, a Wan model", "a MiniMax-H3 model, whose stages it knows", "use videogen bench")
+        open_h3_family(self.source, "the doctor")
         return examine(self._open(find_recipe("exact")))
 
     def _settled(self, recipe: Recipe) -> Recipe:

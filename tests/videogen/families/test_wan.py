@@ -159,4 +159,5 @@ def test_the_command_line_finds_the_family_and_writes_no_sound(
     assert record["resolved"]["guidance"] == [4.0, 3.0] and record["output"]["audio_sha256"] is None
     capsys.readouterr()
     assert main(["models", str(folders["i2v"])]) == 0 and "i2v" in capsys.readouterr().out
+    assert main(["doctor", "--model", str(folders["one"]), "--device", "cpu"]) == 2 and "MiniMax-H3" in capsys.readouterr().err
     assert main(["render", "--prompt", "a fox", "--guidance", "4", "-o", str(tmp_path)]) == 2 and "MiniMax-H3" in capsys.readouterr().err
