@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from caches.calibrate import clips_needed
+from caches.prior import Prior, read_prior
 from eval.batched_engine import Batch, measure, shard_of
 from eval.cache_cases import cases_of
 from eval.cache_loss import Tolerances
+from eval.cache_prior import measure_prior
 from eval.calibration import Goal, certify, measure_all, walk
 from eval.losses import Losses
 from eval.quality_cases import Case, Shape, read_cases
 from videogen.config import DEVICES, DTYPES, Environment, StepCache
-from videogen.errors import bad
+from videogen.errors import RequestError, bad
 from videogen.jobs.plan import parse_size
 from videogen.jobs.run import write_text
 from videogen.pipeline import Pipeline, open_pipeline
@@ -23,6 +25,7 @@ from videogen.recipes import find_recipe
 logger = logging.getLogger(__name__)
 
 LAMBDAS = "0.005,0.01,0.015,0.02,0.03,0.04,0.06"
+PRIOR_CLIPS, PRIOR_ORDER, PRIOR_STREAK = 4, 3, 6
 
 
 def add_calibrate(commands: Any, environment: Environment) -> None:
@@ -47,10 +50,17 @@ def add_calibrate(commands: Any, environment: Environment) -> None:
     )
     parser.add_argument("--recipe", default="exact", metavar="NAME", help="what the cache is laid over (default: %(default)s)")
     parser.add_argument("--shard", metavar="I/N", help="measure this share of the clips into the journal and stop")
-    for name, what in (("video", "predicts reused video"), ("audio", "predicts reused audio"), ("drift", "foretells the probe")):
-        told = f"of the polynomial that {what} (default: %(default)s)"
-        parser.add_argument(f"--{name}-order", type=int, default=getattr(cache, f"{name}_order"), metavar="0|1|2", help=told)
-    parser.add_argument("--max-streak", type=int, default=cache.max_streak, metavar="N", help="most reused in a row (default: %(default)s)")
+    told = "how residuals of the schedule's steps resemble each other: measure (on clips of the fit part), none, a file, or auto"
+    parser.add_argument("--prior", default="auto", metavar="auto|measure|none|FILE", help=f"{told} (measure for fixed requests of H3)")
+    for name, what in (
+        ("video", "predict reused video from"),
+        ("audio", "predict reused audio from"),
+        ("drift", "foretell the probe from"),
+    ):
+        told = f"{what} so many computed steps and one more (default: {PRIOR_ORDER} with a prior, else {getattr(cache, f'{name}_order')})"
+        parser.add_argument(f"--{name}-order", type=int, metavar="N", help=told)
+    told = f"most reused in a row (default: {PRIOR_STREAK} with a prior, else {cache.max_streak})"
+    parser.add_argument("--max-streak", type=int, metavar="N", help=told)
     parser.add_argument("--warm-up", type=float, default=cache.warm_up, metavar="F", help="share computed first (default: %(default)s)")
     parser.add_argument("--lambdas", default=LAMBDAS, metavar="F,F,...", help="walked in this order, default: %(default)s")
     for name, unit in (("video", "1 - SSIM of the worst frames"), ("motion", "grey levels"), ("spectrum", "dB"), ("level", "dB")):
@@ -70,11 +80,35 @@ def _goal(args: argparse.Namespace) -> Goal:
         ) from None
     if args.clips < fewest:
         raise bad("--clips", args.clips, f"at least {fewest} for alpha {args.alpha:g} at delta {args.delta:g}", "measure more clips")
-    orders = {f"{name}_order": getattr(args, f"{name}_order") for name in ("video", "audio", "drift")}
-    options = StepCache(max_streak=args.max_streak, warm_up=args.warm_up, **orders)
     parallel = Batch().parallel if args.engine == "batched" else "1"
     tolerances = Tolerances(args.video, args.motion, args.spectrum, args.level)
-    return Goal(lambdas, args.alpha, args.delta, tolerances, options, parallel)
+    return Goal(lambdas, args.alpha, args.delta, tolerances, _options(args, None), parallel)
+
+
+def _options(args: argparse.Namespace, prior: Prior | None) -> StepCache:
+    """The cache to certify: what was asked for, else what suits the prior or its absence."""
+    usual = StepCache(warm_up=args.warm_up)
+    if prior is not None:
+        usual = replace(usual, prior=prior, max_streak=PRIOR_STREAK, video_order=PRIOR_ORDER, audio_order=PRIOR_ORDER)
+    asked = {name: getattr(args, name) for name in ("max_streak", "video_order", "audio_order", "drift_order")}
+    return replace(usual, **{name: value for name, value in asked.items() if value is not None})
+
+
+def _prior(args: argparse.Namespace, shape: Shape, pipeline: Pipeline) -> Prior | None:
+    """The prior asked for. Raises RequestError for a file that is none, and where there is nothing to measure one on."""
+    if args.prior == "none" or (args.prior == "auto" and (args.prompts or pipeline.source.is_wan)):
+        return None
+    if args.prior in ("auto", "measure"):
+        if args.prompts or pipeline.source.is_wan:
+            raise bad("--prior", args.prior, "a model of H3 and its fixed requests", "pass a file, or none")
+        return measure_prior(pipeline, cases_of("fit", PRIOR_CLIPS, args.workflow, shape, pipeline))
+    path = Path(args.prior).expanduser()
+    try:
+        return read_prior(path.read_text(encoding="utf-8"), path.name)
+    except OSError as error:
+        raise bad("--prior", args.prior, "auto, measure, none or a file that can be read", error.strerror or "check the path") from None
+    except ValueError as error:
+        raise RequestError(str(error)) from None
 
 
 def _cases(args: argparse.Namespace, shape: Shape, pipeline: Pipeline) -> list[Case]:
@@ -102,7 +136,9 @@ def run(args: argparse.Namespace) -> int:
         )
     pipeline = open_pipeline(args.model, replace(find_recipe(args.recipe), dtype=args.dtype), device=args.device)
     size = parse_size("--size", args.size) if args.size else None
-    cases = _cases(args, Shape(size=size, frames=args.frames, steps=args.steps), pipeline)
+    shape = Shape(size=size, frames=args.frames, steps=args.steps)
+    cases = _cases(args, shape, pipeline)
+    goal = replace(goal, options=_options(args, _prior(args, shape, pipeline)))
     losses = Losses(output.with_suffix(".losses.jsonl"))
 
     def tell(text: str) -> None:
