@@ -89,6 +89,8 @@ class Certificate:
             value = getattr(self, name)
             if not _is_number(value) or (name in _COUNTS and not (isinstance(value, int) and value >= 0)):
                 raise ValueError(f"certificate {name}: got {_short(value)}, expected a plain number; calibrate again")
+        if not isinstance(self.clips_sha256, str) or not isinstance(self.method, str):
+            raise ValueError("certificate clips_sha256 or method: got no text, expected one; calibrate again")
         if not isinstance(self.tolerances, Mapping) or not all(_is_number(each) for each in self.tolerances.values()):
             raise ValueError(f"certificate tolerances: got {_short(self.tolerances)}, expected numbers by part; calibrate again")
         for name in ("alpha", "delta"):

@@ -6,6 +6,15 @@ from pathlib import Path
 from typing import Any
 
 
+def _is_row(row: Any) -> bool:
+    """Whether a line says what was measured; what it does not say is measured again. A loss may be NaN, which is a violation."""
+    if not isinstance(row, dict) or not isinstance(row.get("case"), str) or not isinstance(row.get("parts"), dict):
+        return False
+    numbers = [row.get("lam"), row.get("reused"), *row["parts"].values()]
+    is_typed = all(isinstance(each, int | float) and not isinstance(each, bool) for each in numbers)
+    return is_typed and 0 <= row["lam"] < 1e300 and 0 <= row["reused"] <= 1
+
+
 class Losses:
     """Every measured loss by lambda and case; `reused` is the share of steps."""
 
@@ -14,14 +23,15 @@ class Losses:
         self.rows: dict[tuple[float, str], dict[str, Any]] = {}
         self._is_whole = True  # a process killed while it wrote leaves a line without its end
         if path.is_file():
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8", errors="replace")
             self._is_whole = not text or text.endswith("\n")
             for line in text.splitlines():
                 try:
                     row = json.loads(line)
-                except json.JSONDecodeError:
+                except (ValueError, RecursionError):
                     continue
-                self.rows[row["lam"], row["case"]] = row
+                if _is_row(row):
+                    self.rows[row["lam"], row["case"]] = row
 
     def add(self, row: dict[str, Any]) -> None:
         """Keep one loss, on disk first."""
