@@ -4,7 +4,9 @@ import json
 import random
 from typing import Any
 
+from caches.calibrate import is_violation, learn_then_test
 from caches.certificate import SCHEMA as CERTIFICATE
+from eval.losses import Losses
 from tests.fuzz.box import Box, Broken, certificate, must_be_finite
 from tests.fuzz.command import run_main
 from tests.fuzz.values import broken_bytes, number, text, value
@@ -50,6 +52,7 @@ JOURNAL = [
     {"event": "done", "job": "j1", "file": "0001-x.mp4", "sha256": "0", "seconds": 1.5, "tflop": 2.0},
     {"event": "failed", "job": "j2", "error": "y"},
 ]
+LOSS = {"lam": 0.5, "case": "t2va-1", "parts": {"lpips": 0.1, "sound": 0.2}, "reused": 0.4}
 NAMES = ("../../inputs/good", "/tmp/x", "", ".", "..", "a" * 300, "a\0b", "\ud800")
 
 
@@ -83,8 +86,9 @@ def make(rng: random.Random, kind: str) -> bytes:
     """The bytes of such a file."""
     if rng.random() < 0.05:
         return rng.choice(BOMBS)
-    if kind == "journal":
-        lines = [_mutated(rng, each) if rng.random() < 0.5 else each for each in rng.choices(JOURNAL, k=rng.randint(1, 6))]
+    if kind in ("journal", "losses"):
+        known = JOURNAL if kind == "journal" else [LOSS]
+        lines = [_mutated(rng, each) if rng.random() < 0.5 else each for each in rng.choices(known, k=rng.randint(1, 6))]
         lines = [{**each, rng.choice(["name", "file"]): rng.choice(NAMES)} if rng.random() < 0.3 else each for each in lines]
         data = "\n".join(json.dumps(each) for each in lines).encode() + b"\n"
         if rng.random() < 0.1:
@@ -129,6 +133,19 @@ def check_journal(data: bytes, box: Box) -> None:
     must_be_finite([*journal.seeds.values(), *journal.rates])
     run_main(["status", str(box.out)])
     run_main(["plan", "--prompt", "x", "--output-dir", str(box.out), "--json"])
+
+
+def check_losses(data: bytes, box: Box) -> None:
+    """What a calibration measured before it was stopped: lines that say it are taken, others are measured again."""
+    path = box.work / "losses.jsonl"
+    path.write_bytes(data)
+    tolerances = dict.fromkeys(("lpips", "sound"), 1.0)
+    measured: dict[float, list[float]] = {}
+    for row in Losses(path).rows.values():
+        is_violation(max(row["parts"].get(name, 0) / tolerances[name] for name in tolerances))
+        measured.setdefault(row["lam"], [max([0.0, *row["parts"].values()])])
+    if measured and all(lam > 0 for lam in measured):
+        learn_then_test(measured, alpha=0.5, delta=0.5)
 
 
 def check_profile(data: bytes, box: Box) -> None:

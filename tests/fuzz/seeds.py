@@ -72,13 +72,14 @@ SEEDS: list[tuple[str, Any]] = [
     ),
     *(
         ("certificate", _certificate(**{key: value}))
-        for key, value in (("tolerances", 5), ("max_streak", 0), ("fingerprint", {}), ("n", 2.5))
+        for key, value in (("tolerances", 5), ("max_streak", 0), ("fingerprint", {}), ("n", 2.5), ("method", math.nan))
     ),
     *(("certificate", each) for each in (b"\xff", b"9" * 5000, b"[" * 100_000)),
     *(("sidecar", each) for each in (_without("resolved"), _without("cache"), _without("software"), b"[" * 100_000, b"9" * 5000)),
     *(("journal", json.dumps({"event": "start", "job": "j"} | each).encode() + b"\n") for each in JOURNALS),
     ("journal", b"[" * 100_000 + b"\n"),
     ("device profile", b"[" * 100_000),
+    *(("losses", each) for each in (b'{"lam": 1, "case": "x"}\n', b'{"case": {}, "lam": 1}', b"[" * 100_000, b"\xff", b"[5]")),
     ("adapter", _adapter("model." * 30_000 + "x.lora_A.weight")),
     *(("adapter", _adapter("x.lora_A.weight", each)) for each in (b"[" * 100_000, b"9" * 5000)),
     *(("API request", _ask(each)) for each in (b'{"\\ud800":1}', b'{"prompt":"x","seed":' + b"9" * 5000 + b"}")),

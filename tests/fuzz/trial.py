@@ -53,6 +53,7 @@ KINDS: dict[str, Kind] = {
     "certificate": _record("certificate", 80, records.check_certificate),
     "sidecar": _record("sidecar", 30, records.check_sidecar),
     "journal": _record("journal", 30, records.check_journal, writes=True),
+    "losses": _record("losses", 25, records.check_losses),
     "device profile": _record("profile", 15, records.check_profile),
     "adapter": Kind(95, adapters.make, adapters.check),
     "API request": Kind(90, lambda rng, _: api.make(rng), api.check),
