@@ -43,21 +43,17 @@ if triton is not None:
 
     @triton.jit
     def norm_rotate(X, WEIGHT, COS, SIN, OUT, seq, width, head_width, eps, BLOCK: tl.constexpr):
-        """One row of all heads a program; a channel's partner is the other of its pair. The norm is rounded, then turned, as stock."""
+        """One row of all heads a program. The norm is rounded, then pairs are turned, as stock: a pair stays in one thread."""
         row = tl.program_id(0).to(tl.int64)
         column = tl.arange(0, BLOCK)
         inside = column < width
-        partner = column ^ 1
         x = tl.load(X + row * width + column, mask=inside, other=0.0).to(tl.float32)
-        y = tl.load(X + row * width + partner, mask=inside, other=0.0).to(tl.float32)
-        share = tl.rsqrt(tl.sum(x * x, 0) / width + eps)
-        x = x * share * tl.load(WEIGHT + column, mask=inside, other=0.0).to(tl.float32)
-        y = y * share * tl.load(WEIGHT + partner, mask=inside, other=0.0).to(tl.float32)
+        x = x * tl.rsqrt(tl.sum(x * x, 0) / width + eps)
+        x = x * tl.load(WEIGHT + column, mask=inside, other=0.0).to(tl.float32)
         x = x.to(X.dtype.element_ty).to(tl.float32)
-        y = y.to(X.dtype.element_ty).to(tl.float32)
-        is_odd = column % 2
         angle = (row % seq) * head_width + column % head_width
-        cos = tl.load(COS + angle - is_odd, mask=inside, other=1.0).to(tl.float32)
-        sin = tl.load(SIN + angle - is_odd + 1, mask=inside, other=0.0).to(tl.float32)
-        sin = tl.where(is_odd == 1, sin, -sin)
-        tl.store(OUT + row * width + column, (x * cos + y * sin).to(OUT.dtype.element_ty), mask=inside)
+        even, odd = tl.split(tl.reshape(x, (BLOCK // 2, 2)))
+        cos, _ = tl.split(tl.reshape(tl.load(COS + angle, mask=inside, other=1.0).to(tl.float32), (BLOCK // 2, 2)))
+        _, sin = tl.split(tl.reshape(tl.load(SIN + angle, mask=inside, other=0.0).to(tl.float32), (BLOCK // 2, 2)))
+        turned = tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), (BLOCK,))
+        tl.store(OUT + row * width + column, turned.to(OUT.dtype.element_ty), mask=inside)
