@@ -162,6 +162,7 @@ class Batch:
     jobs: list[dict[str, Any]] = field(default_factory=lambda: JOBS)
     options: tuple[str, ...] = ()
     runs: int = 0
+    log: str = "log"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -177,7 +178,7 @@ class Batch:
     @property
     def said(self) -> str:
         """What the last run wrote to its terminal."""
-        return (self.place / "log").read_text(errors="replace")
+        return (self.place / self.log).read_text(errors="replace")
 
     def run(self, around: Callable[[], Any] | None = None) -> int:
         """`videogen render` in a process of its own, inside the scope that `around` opens there; its exit code."""
@@ -193,7 +194,7 @@ class Batch:
             with around():
                 return main(words)
 
-        return forked(job, self.place / "log")
+        return forked(job, self.place / self.log)
 
     def count(self, hits: Callable[[Hit], Any], only: frozenset[str] = frozenset()) -> int:
         """How many moments an undisturbed run has; it fills the folder."""
