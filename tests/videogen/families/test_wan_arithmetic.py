@@ -52,10 +52,9 @@ def test_widths_and_places_that_cannot_are_refused(folders: dict[str, Path], two
         open_pipeline(str(folders["two"]), EIGHT, device="cpu", placement=Placement("offload-idle"))
 
 
-@pytest.mark.parametrize("backend", ["model", "native"])
-def test_kernels_stand_under_sparse_attention_and_the_cache(two: Pipeline, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+def test_kernels_stand_under_sparse_attention_and_the_cache(two: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     sparse = SparseAttention(budget=0.5, min_rows=0, tile=(2, 2, 2), block=(4, 2), dense_first=0.2, guard=None)
-    recipe = Recipe("x", savings=Savings(attention=backend), sparse=sparse, cache=StepCache(lam=1e9, max_streak=1))
+    recipe = Recipe("x", savings=Savings(attention="native"), sparse=sparse, cache=StepCache(lam=1e9, max_streak=1))
     plain, fused = two.sharing(recipe), two.sharing(recipe)
     fused.savings = replace(fused.savings, kernels=True)
     request = replace(REQUEST, frames=9, steps=8)
