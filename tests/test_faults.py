@@ -14,11 +14,11 @@ from tests.faults import Bench, wrong
 from tests.injectors import Batch
 from tests.videogen.jobs.fakes import FakeRenderer, run_batch, settle_prompts
 from tests.videogen.serve.fakes import StandIn, services_in
-from videogen.cli.screen import PlainScreen
+from videogen.cli.screen import JsonScreen, PlainScreen
 from videogen.errors import ClipFault, EnvironmentFault
 from videogen.jobs.database import COMPLETED, FAILED
 from videogen.jobs.journal import JOURNAL, read_journal
-from videogen.progress import StopFlag
+from videogen.progress import Event, StopFlag
 from videogen.serve.assemble import SteadyClock
 from videogen.serve.worker import Worker
 
@@ -104,13 +104,19 @@ def test_a_changed_line_is_no_line_and_a_name_leads_nowhere_else(tmp_path: Path)
         assert read_journal(tmp_path).jobs.get("j", None) is None or not name
 
 
-def test_a_run_that_nobody_hears_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_that_nobody_hears_goes_on_and_a_worker_whose_supervisor_is_gone_stops(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     class Closed:
         def write(self, _text: str) -> int:
             raise BrokenPipeError
 
+    stop = StopFlag()
     monkeypatch.setattr(sys, "stderr", Closed())
     PlainScreen()._say("clip 1/2")
+    assert not stop.wanted
+    JsonScreen(stop.set).event(Event("load"))
+    assert stop.wanted
 
 
 def test_a_full_disk_under_a_server_costs_its_job_and_says_so(tmp_path: Path) -> None:

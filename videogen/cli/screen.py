@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -33,10 +33,13 @@ def _size(clip: Clip) -> str:
     return f"{r.workflow} {r.width}x{r.height}, {r.frames} frames, {r.steps} steps, seed {clip.seed}"
 
 
-def tell(text: str) -> None:
-    """A line on standard error; where that is gone (a closed pipe, a full disk) clips matter more than being heard."""
-    with suppress(OSError):
+def tell(text: str) -> bool:
+    """A line on standard error; False where that is gone (a closed pipe, a full disk): clips matter more than being heard."""
+    try:
         print(text, file=sys.stderr, flush=True)
+    except OSError:
+        return False
+    return True
 
 
 class PlainScreen(QuietScreen):
@@ -74,13 +77,15 @@ class PlainScreen(QuietScreen):
 
 
 class JsonScreen(QuietScreen):
-    """One JSON object a line, for wrappers."""
+    """One JSON object a line, for wrappers; `on_deaf` is called where nobody takes them any more."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_deaf: Callable[[], None] = lambda: None) -> None:
         self._clip: dict[str, Any] = {}
+        self._on_deaf = on_deaf
 
     def _emit(self, **values: Any) -> None:
-        tell(json.dumps(self._clip | values))
+        if not tell(json.dumps(self._clip | values)):
+            self._on_deaf()
 
     def begin(self, clip: Clip, number: int, total: int) -> None:
         """`{"event": "begin", ...}`."""

@@ -80,9 +80,9 @@ def _place_on_device(args: argparse.Namespace, place: Place) -> Any:
     return device
 
 
-def _screen(worker: Worker, args: argparse.Namespace, environment: Environment) -> QuietScreen:
-    if worker.is_supervised:
-        return JsonScreen() if worker.place.seat == 0 else QuietScreen()
+def _screen(worker: Worker, args: argparse.Namespace, environment: Environment, stop: StopFlag) -> QuietScreen:
+    if worker.is_supervised:  # a supervisor that is gone has left its devices to whoever comes next
+        return JsonScreen(stop.set) if worker.place.seat == 0 else QuietScreen()
     if worker.is_reporter:
         return make_screen("none" if args.quiet else args.progress, use_color=not environment.no_color)
     return QuietScreen()
@@ -101,7 +101,7 @@ def _render(
     from videogen.config import read_environment
 
     journal = queue.journal
-    with _screen(worker, args, read_environment()) as screen:
+    with _screen(worker, args, read_environment(), stop) as screen:
 
         def ended(number: int, clip: Clip) -> None:
             known = journal.jobs[clip.job_id]
