@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from tests.conftest import link_model
 from tests.faults import Bench, alarm, full_from, said_badly
 from tests.injectors import At, Batch, at_lines, at_writes, half_written, kill, made, spoil, strays
+from videogen import Request
 from videogen.cli import render
 from videogen.pipeline import Pipeline, open_pipeline
 from videogen.pocket import sizes
@@ -96,27 +97,22 @@ class Starved:
 _KEPT: dict[str, Any] = {}
 
 
-def opened(bench: Bench, kind: str) -> tuple[Pipeline, dict[str, str], int]:
-    """A model, the clips of an undisturbed run of it, and how many moments the first of them has; made once."""
+def opened(bench: Bench, kind: str) -> tuple[Pipeline, dict[str, str], tuple[int, int]]:
+    """A model, the clips of an undisturbed run of it, and how many moments its first clip has and how many a later one; made once."""
     if kind not in _KEPT:
         torch.set_num_threads(1)
         place = made(bench.place / kind)
         folder = link_model(place / "model") if kind == "pocket" else tiny_model(place / "model")
-        pipeline, moments = open_pipeline(str(folder)), At(0, lambda: None)
+        pipeline, first, later = open_pipeline(str(folder)), At(0, lambda: None), At(0, lambda: None)
         batch = _batch(place, pipeline, lambda: pipeline)
         assert batch.run() == 0, batch.said
-        with at_memory(lambda: moments("")):
-            pipeline.render(_request(), seed=0)
+        for moments, prompt in ((first, "a red circle"), (later, "a green circle")):
+            with at_memory(lambda moments=moments: moments("")):  # type: ignore[misc]
+                pipeline.render(Request(prompt, size=(96, 64), frames=22, steps=2), seed=0)
         pipeline.let_go()
-        _KEPT[kind] = pipeline, outputs(batch.folder), moments.seen
-    found: tuple[Pipeline, dict[str, str], int] = _KEPT[kind]
+        _KEPT[kind] = pipeline, outputs(batch.folder), (first.seen, later.seen)
+    found: tuple[Pipeline, dict[str, str], tuple[int, int]] = _KEPT[kind]
     return found
-
-
-def _request() -> Any:
-    from videogen import Request
-
-    return Request("red circle", size=(96, 64), frames=22, steps=2)
 
 
 def _batch(place: Path, pipeline: Pipeline, renderer: Callable[[], Any]) -> Batch:
@@ -127,7 +123,8 @@ def out_of_memory(bench: Bench, rng: random.Random, place: Path) -> Counter[str]
     """Memory runs out at any moment of one of three clips, once or in both attempts; every fifth trial with the shipped model."""
     pipeline, wanted, moments = opened(bench, rng.choice(["tiny"] * 4 + ["pocket"]))
     victim, is_lost = rng.randint(1, 3), rng.random() < 0.5
-    starved = Starved(pipeline, victim, rng.randint(1, moments), rng.randint(1, moments // 2) if is_lost else 0)
+    number = rng.randint(1, moments[victim > 1])
+    starved = Starved(pipeline, victim, number, rng.randint(1, moments[0]) if is_lost else 0)
     batch = _batch(place, pipeline, lambda: starved)
     code = batch.run()
     found = outputs(batch.folder)
