@@ -101,13 +101,11 @@ class Pipeline:
 
         Where they do already, the decoder takes one tile a call. Nothing is kept for later requests.
         """
-        placement, more = self.placement, dict[str, Any](encodings=0)
-        if self.device.type == "cpu":
-            more |= {"adaln_tables": False}
-        elif placement.kind in ("whole", "parked") and placement.text != "visiting":
-            kind = "offload" if self.savings.matmul != "float8" else "whole" if self.source.is_wan else "parked"
-            placement = Placement(kind, None, "visiting")
-        else:
+        kind = "whole" if self.source.is_wan else "parked" if self.savings.matmul == "float8" else "offload"
+        placement, more = Placement(kind, None, "visiting"), dict[str, Any](encodings=0)
+        if self.device.type == "cpu":  # all of it is host memory
+            placement, more = self.placement, more | {"adaln_tables": False}
+        elif self.placement == placement:
             more |= {"decode_batch": min(1, self.savings.decode_batch)}
         other = Pipeline(self.source, self.family, self.recipe, self.device, self.profile, self.sharding, placement)
         other.savings, other._expander = replace(other.savings, **more), self._expander
