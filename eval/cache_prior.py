@@ -3,6 +3,7 @@
 import argparse
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,10 +14,12 @@ from caches.step_hook import Channel, replaced
 from eval.batched_loop import Group, denoise, grouped, prepare
 from eval.cache_cases import cases_of
 from eval.quality_cases import Case, Shape
-from videogen.config import DEVICES, DTYPES, Recipe, StepCache
+from videogen.config import DEVICES, DTYPES, StepCache
+from videogen.families.h3_pipeline import LOOP
 from videogen.jobs.plan import parse_size
 from videogen.jobs.run import write_text
 from videogen.pipeline import Pipeline, open_pipeline
+from videogen.recipes import find_recipe
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +79,7 @@ def measure_prior(pipeline: Pipeline, cases: Sequence[Case]) -> Prior:
     sums: dict[str, dict[str, torch.Tensor]] = {"probe": {}, "rest": {}}
     sigmas: dict[str, tuple[float, ...]] = {}
     for group in grouped(pipeline.load(cases[0].request.workflow), [prepare(pipeline, case) for case in cases], TOGETHER):
-        kept = _run(group)
+        kept = _run(group, pipeline)
         sigmas = {name: tuple(map(float, channel.sigmas[:-1])) for name, channel in group.channels(StepCache()).items()}
         for kind, found in (("probe", kept.probe), ("rest", kept.rest)):
             for name, steps in found.items():
@@ -84,11 +87,14 @@ def measure_prior(pipeline: Pipeline, cases: Sequence[Case]) -> Prior:
     return Prior(sigmas, _grams(sums["probe"]), _grams(sums["rest"]), len(cases))
 
 
-def _run(group: Group) -> _Kept:
+def _run(group: Group, pipeline: Pipeline) -> _Kept:
+    """The batch in the recipe's own arithmetic, whose rounding is a part of every residual."""
     kept, transformer = _Kept(group.channels(StepCache())), group.transformer
-    blocks = list(transformer.transformer_blocks)
-    with replaced(transformer, "transformer_blocks", [_First(blocks[0], kept), _Rest(blocks[1:], kept)]):
-        denoise(group)
+    transforms = pipeline.transforms_for(pipeline.family.resolve(group.cases[0].request, pipeline.recipe))
+    with transforms.around_loop(group.pipe, group.pipe._blocks.sub_blocks[LOOP], transformer, group.state):
+        blocks = list(transformer.transformer_blocks)
+        with replaced(transformer, "transformer_blocks", [_First(blocks[0], kept), _Rest(blocks[1:], kept)]):
+            denoise(group)
     return kept
 
 
@@ -107,11 +113,12 @@ def main() -> None:
     parser.add_argument("--size")
     parser.add_argument("--frames", type=int)
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--recipe", default="exact", metavar="NAME", help="whose arithmetic (default: %(default)s)")
     parser.add_argument("--dtype", choices=DTYPES, default="auto")
     parser.add_argument("--device", choices=DEVICES, default="auto")
     parser.add_argument("--out", type=Path, default=Path("prior.json"))
     args = parser.parse_args()
-    pipeline = open_pipeline(args.model, Recipe(dtype=args.dtype), device=args.device)
+    pipeline = open_pipeline(args.model, replace(find_recipe(args.recipe), dtype=args.dtype), device=args.device)
     shape = Shape(size=parse_size("--size", args.size) if args.size else None, frames=args.frames, steps=args.steps)
     prior = measure_prior(pipeline, cases_of("fit", args.clips, args.workflow, shape, pipeline))
     write_text(args.out, prior.to_json())
