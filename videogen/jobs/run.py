@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from videogen.config import Recipe, as_plain
 from videogen.errors import CancelledRender, EnvironmentFault, say
 from videogen.families.base import Resolved
+from videogen.heap import hand_back
 from videogen.identity import canonical_json, hash_file
 from videogen.jobs.faults import CLIP_ERRORS, describe, ends_the_run, is_of_machine, refuse_to_go_on
 from videogen.jobs.journal import Journal
@@ -138,7 +139,9 @@ def run_clips(
             journal.confirm(clip.job_id)
             screen.end(clip, "skipped", 0.0, str(journal.folder / f"{clip.name}.mp4"))
             summary.rows.append(row_of(clip, "skipped", journal.folder))
-        elif not _run_one(clip, renderer_of, journal, encoding, screen, stop, summary):
+        elif _run_one(clip, renderer_of, journal, encoding, screen, stop, summary):
+            hand_back()
+        else:
             break
     summary.is_stopped |= stop.wanted and len(summary.rows) < len(clips)
     return summary
