@@ -238,7 +238,7 @@ _SLOW = """
 from pathlib import Path
 from tests.injectors import Batch
 from tests.videogen.jobs.fakes import FakeRenderer
-raise SystemExit(Batch(Path({place!r}), renderer=lambda: FakeRenderer(step_s=0.05), log='first').run())
+raise SystemExit(Batch(Path({place!r}), renderer=lambda: FakeRenderer(step_s=0.3), log='first').run())
 """
 
 TRIALS: dict[str, Trial] = {
