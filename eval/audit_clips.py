@@ -85,8 +85,9 @@ def _whole(plain: dict[str, Any]) -> Certificate | None:
 
 
 def _uses(asked: dict[str, Any], files: Path) -> tuple[AdapterUse, ...]:
-    named = [(use["file"], use["strength"]) for use in asked["uses"]]
-    return tuple(AdapterUse(name if name.startswith(SHIPPED) else str(files / name), strength) for name, strength in named)
+    named = [(use["file"], use["strength"], use.get("expert", "")) for use in asked["uses"]]
+    where = [(name if name.startswith(SHIPPED) else str(files / name), strength, expert) for name, strength, expert in named]
+    return tuple(AdapterUse(name, strength, expert=expert) for name, strength, expert in where)
 
 
 def _input(item: dict[str, str], files: Path) -> Input:

@@ -95,7 +95,10 @@ def settle(recipe: Recipe, source: ModelSource) -> Recipe:
             notes += [f"{use.name}: {note}" for note in (*adapter.notes, *contract.notes)]
         terms = together(contracts)
     settled = replace(asked, uses=tuple(uses), terms=terms, identity=identity_of(read, fuse=asked.fuse), notes=tuple(notes))
-    if source.is_wan and uses and open_family(source).geometry.has_two_experts:
+    has_two_experts = source.is_wan and bool(uses) and open_family(source).geometry.has_two_experts
+    if (said := [use.name for use in uses if use.expert]) and not has_two_experts:
+        raise bad("adapter expert", f"one for {', '.join(said)}", "none: this model has one expert", "drop :high, :low or :both")
+    if has_two_experts:
         where = check_pairs(settled)
         settled = replace(settled, notes=(*notes, *where), identity=hash_settings([settled.identity, [expert_of(use) for use in uses]]))
     return replace(recipe, adapters=settled)

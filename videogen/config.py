@@ -23,6 +23,7 @@ Media = str | Path | Image.Image
 MAX_STEPS = 1000
 MAX_SEED = 2**63 - 1
 MAX_STRENGTH = 1000
+EXPERTS = ("high", "low", "both")  # of Wan 2.2: the first, the second
 SHIPPED = "model:"  # begins the name of an adapter that the model itself ships
 NO_TERMS = Contract()
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -124,16 +125,19 @@ class StepCache:
 class AdapterUse:
     """One adapter file at a strength (None: the one it was trained for, else 1); `model:NAME` is one the model ships.
 
-    Reading the file fills `strength` and `digest`.
+    Reading the file fills `strength` and `digest`. Of two experts it goes on `expert`, or, where that is empty, as its name says.
     """
 
     file: str
     strength: float | None = None
     digest: str = ""
+    expert: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.file, str) or not self.file.removeprefix(SHIPPED).strip() or "\0" in self.file:
             raise bad("adapter file", self.file, "a path as text, or model:NAME", "correct it")
+        if self.expert not in ("", *EXPERTS):
+            raise bad(f"expert of {self.name}", self.expert, f"one of {', '.join(EXPERTS)}", "correct it")
         if self.strength is None:
             return
         if not is_number(self.strength) or abs(self.strength) > MAX_STRENGTH:
@@ -261,7 +265,7 @@ def _count(env: Mapping[str, str], name: str, default: int) -> int:
 def recipe_record(recipe: Recipe) -> dict[str, Any]:
     """A recipe as the sidecar stores it: adapters by name and content, without the folders they lie in."""
     adapters = recipe.adapters
-    uses = [{"file": use.name, "strength": use.strength, "digest": use.digest} for use in adapters.uses]
+    uses = [{"file": use.name, "strength": use.strength, "digest": use.digest, "expert": use.expert} for use in adapters.uses]
     asked = {"uses": uses, "contract": adapters.contract, "stated": list(adapters.stated), "fuse": adapters.fuse}
     plain: dict[str, Any] = as_plain(recipe)
     return plain | {"adapters": asked}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from caches.certificate import Certificate
 from videogen.certificates import open_certificate
-from videogen.config import SHIPPED, Adapters, AdapterUse, Recipe, StepCache
+from videogen.config import EXPERTS, SHIPPED, Adapters, AdapterUse, Recipe, StepCache
 from videogen.errors import bad
 from videogen.transforms.options import Savings
 
@@ -59,7 +59,10 @@ def with_sparse(recipe: Recipe, budget: float) -> Recipe:
 
 
 def parse_adapter(text: str) -> AdapterUse:
-    """`FILE:STRENGTH`, or `FILE`; a colon that no number follows belongs to the name."""
+    """`FILE`, `FILE:STRENGTH`, and either with `:high`, `:low` or `:both` behind it; any other colon belongs to the name."""
+    name, _, expert = text.rpartition(":")
+    if name and expert in EXPERTS:
+        return replace(parse_adapter(name), expert=expert)
     name, separator, tail = text.rpartition(":")
     try:
         strength = float(tail) if separator and name else None

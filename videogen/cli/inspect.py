@@ -62,7 +62,8 @@ def as_job(record: dict[str, Any]) -> dict[str, Any]:
 def adapter_job(asked: dict[str, Any], recipe: str) -> dict[str, Any]:
     """The job keys for adapters that the named recipe does not bring by itself; files are named without their folder."""
     own = {use.file for use in RECIPES[recipe].adapters.uses} if recipe in RECIPES else set()
-    uses = [{"file": use["file"], "strength": use["strength"]} for use in asked.get("uses", []) if use["file"] not in own]
+    keys = ("file", "strength", "expert")
+    uses = [{key: use[key] for key in keys if use.get(key) != ""} for use in asked.get("uses", []) if use["file"] not in own]
     words = [*([asked["contract"]] if asked.get("contract") == "ignore" else []), *asked.get("stated", [])]
     found = {"lora": uses, "lora_contract": words, "lora_fuse": asked.get("fuse", False)}
     return {key: value for key, value in found.items() if value}

@@ -94,8 +94,8 @@ def _add_adapter_options(how: Any) -> None:
     how.add_argument(
         "--lora",
         action="append",
-        metavar="FILE[:STRENGTH]",
-        help="adapter (repeatable); its contract sets forwards and both shifts; model:NAME is one that the model ships",
+        metavar="FILE[:STRENGTH][:EXPERT]",
+        help="adapter (repeatable); its contract sets forwards and both shifts; model:NAME: shipped with the model; EXPERT: high, low",
     )
     how.add_argument(
         "--lora-contract",

@@ -1,4 +1,4 @@
-"""Which expert of Wan 2.2 an adapter is for, by the words of its file's name; and adapters put on both. Pairs come in two files."""
+"""Which expert of Wan 2.2 an adapter is for, as said or by the words of its file's name; and adapters put on both. Pairs are two files."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,9 @@ HIGH, LOW, BOTH = "high", "low", "both"
 
 
 def expert_of(use: AdapterUse) -> str:
-    """`high` (the first expert), `low` (the second), or `both` where the name says neither, or says both."""
+    """`high` (the first expert), `low` (the second), or `both` where nobody says one, and the name says neither or both."""
+    if use.expert:
+        return use.expert
     words = re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", use.name).lower())  # HighNoise is two words
     named = {word.removesuffix("noise") for word in words} & {HIGH, LOW}
     return named.pop() if len(named) == 1 else BOTH
@@ -21,8 +23,8 @@ def expert_of(use: AdapterUse) -> str:
 def check_pairs(adapters: Adapters) -> list[str]:
     """Notes that say what goes where. Raises RequestError where one expert would stay as it is without a word."""
     experts = [expert_of(use) for use in adapters.uses]
-    found = {*experts}
-    if found & {HIGH, LOW} and not {HIGH, LOW} <= found and adapters.contract != "ignore":
+    found = {expert for use, expert in zip(adapters.uses, experts) if not use.expert}  # what is said is meant
+    if found & {HIGH, LOW} and not {HIGH, LOW} <= {*experts} and adapters.contract != "ignore":
         named = ", ".join(use.name for use, expert in zip(adapters.uses, experts) if expert != BOTH)
         advice = "add the other file, or pass --lora-contract=ignore to adapt one expert only"
         raise bad("adapter pair", f"only {named}", "a high and a low file: the model has two experts", advice)

@@ -70,12 +70,12 @@ def listed(value: Any) -> list[Any]:
 
 
 def adapter_use(place: str, value: Any, folder: Path) -> AdapterUse:
-    """One adapter of a job: `FILE:STRENGTH`, or {file, strength}; a relative path starts at the job file's folder."""
-    if isinstance(value, Mapping) and "file" in value and value.keys() <= {"file", "strength"}:
+    """One adapter of a job: `FILE:STRENGTH`, or {file, strength, expert}; a relative path starts at the job file's folder."""
+    if isinstance(value, Mapping) and "file" in value and value.keys() <= {"file", "strength", "expert"}:
         strength = None if value.get("strength") is None else number(place, "strength", value["strength"], "a number")
-        use = AdapterUse(value["file"], strength)
+        use = AdapterUse(value["file"], strength, expert=value.get("expert") or "")
     elif isinstance(value, str):
         use = parse_adapter(value)
     else:
-        raise bad("lora", value, "FILE, FILE:STRENGTH, or {file, strength}", "correct lora")
+        raise bad("lora", value, "FILE, FILE:STRENGTH, or {file, strength, expert}", "correct lora")
     return use if use.file.startswith(SHIPPED) else replace(use, file=str(folder / user_path(f"{place}: lora", use.file)))

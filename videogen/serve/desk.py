@@ -117,7 +117,7 @@ class Desk:
         if path is None:
             expected = f"one of {', '.join(sorted(self.adapters)) or 'none (start the server with --adapters DIR)'}"
             raise bad("lora", use.file, expected, "choose one that the server lists")
-        return {"file": str(path), "strength": use.strength}
+        return {"file": str(path), "strength": use.strength} | ({"expert": use.expert} if use.expert else {})
 
     def _store_pictures(self, uploads: Uploads, stored: list[Path]) -> dict[str, Any]:
         found: dict[str, Any] = {}

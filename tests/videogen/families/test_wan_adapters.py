@@ -16,11 +16,13 @@ from lora.target import Target, target_of
 from lora.write import write_adapter
 from tests.videogen.families.wan_toy import transformer
 from videogen.adapters import settle
-from videogen.config import Adapters, AdapterUse, Recipe, Request
+from videogen.config import Adapters, AdapterUse, Recipe, Request, recipe_record
 from videogen.errors import RequestError
 from videogen.families.wan_adapters import expert_of
+from videogen.jobs.values import adapter_use
 from videogen.media import to_uint8
 from videogen.pipeline import Pipeline
+from videogen.recipes import parse_adapter
 from videogen.source import find_model
 
 REQUEST = Request("a fox runs", size=(64, 32), frames=5, steps=8, seed=3)
@@ -211,6 +213,26 @@ def test_a_published_pair_runs_euler_over_its_own_sigmas(two: Pipeline, tmp_path
 )
 def test_the_name_says_the_expert(name: str, expert: str) -> None:
     assert expert_of(AdapterUse(f"/low/{name}")) == expert
+
+
+def test_what_is_said_of_an_expert_stands_above_the_name(two: Pipeline, folders: dict[str, Path], tmp_path: Path) -> None:
+    style = saved(tmp_path, "style_high.safetensors", 0)
+    assert parse_adapter("a/style.safetensors:1.5:low") == AdapterUse("a/style.safetensors", 1.5, expert="low")
+    assert parse_adapter("a:b:high") == AdapterUse("a:b", expert="high") and parse_adapter("low") == AdapterUse("low")
+    jobs = [adapter_use("x", {"file": "s", "strength": 2, "expert": "both"}, tmp_path), adapter_use("x", "s:2:both", tmp_path)]
+    assert jobs[0] == jobs[1] and jobs[0].expert == "both"
+    one = two.sharing(Recipe("low", adapters=Adapters((replace(style, expert="low"),))))  # one of a pair, but said
+    assert [attached_to(each) is not None for each in one.load("t2v").transformers] == [False, True]
+    uses = (replace(style, strength=3.0, expert="high"), replace(style, strength=1.5, expert="low"))
+    each = two.sharing(Recipe("each", adapters=Adapters(uses)))
+    strengths = [attached_to(expert).record()[0]["strength"] for expert in each.load("t2v").transformers]  # type: ignore[union-attr]
+    assert strengths == [3.0, 1.5] and each.recipe.adapters.identity != one.recipe.adapters.identity
+    two.load("t2v")
+    assert recipe_record(each.recipe)["adapters"]["uses"][1]["expert"] == "low"
+    with pytest.raises(RequestError, match="drop :high"):
+        settle(Recipe(adapters=Adapters((replace(style, expert="low"),))), find_model(str(folders["one"])))
+    with pytest.raises(RequestError, match="one of high, low, both"):
+        adapter_use("x", {"file": "s", "expert": "middle"}, tmp_path)
 
 
 def test_a_file_for_neither_goes_to_both(two: Pipeline, tmp_path: Path) -> None:
