@@ -101,7 +101,8 @@ class Pipeline:
 
         Where they do already, the decoder takes one tile a call. Nothing is kept for later requests.
         """
-        kind = "whole" if self.source.is_wan else "parked" if self.savings.matmul == "float8" else "offload"
+        scaled = "whole" if self.source.is_wan else "parked"  # float8 products keep weights of their own on the device
+        kind = scaled if self.savings.matmul == "float8" else "offload"
         placement, more = Placement(kind, None, "visiting"), dict[str, Any](encodings=0)
         if self.device.type == "cpu":  # all of it is host memory
             placement, more = self.placement, more | {"adaln_tables": False}
