@@ -20,7 +20,7 @@ from videogen.families.h3_pipeline import transformer_of
 from videogen.pipeline import Pipeline
 from videogen.recipes import EXACT
 from videogen.transforms.adaln import TableShelf, adaln_tables
-from videogen.transforms.encodings import Encodings
+from videogen.transforms.encodings import Encodings, on_device
 from videogen.transforms.options import Savings
 
 PLAIN = Request("a large red circle moves right on a navy background, a low tone", seed=3, **TINY)  # type: ignore[arg-type]
@@ -176,3 +176,9 @@ def test_encodings_are_kept_by_content_within_bounds_and_are_copies() -> None:
     assert list(kept.kept) == [("a",), ("c",)] and computed == [40, 40, 40, 200]
     kept.take(("e",), 2, values(90))
     assert list(kept.kept) == [("e",)]
+
+
+def test_embeddings_follow_the_device_and_tags_stay_where_the_layout_is_made() -> None:
+    values = {"prompt_embeds": torch.zeros(1, 2, 3), "text_token_tags": torch.zeros(2, dtype=torch.long), "latents": [torch.zeros(1)]}
+    moved = on_device(values, torch.device("meta"))
+    assert moved["prompt_embeds"].is_meta and moved["latents"][0].is_meta and not moved["text_token_tags"].is_meta
