@@ -102,13 +102,16 @@ class Ladder:
         return rows
 
     def sparse(self, budgets: Sequence[float]) -> list[dict[str, Any]]:
-        """Sparse attention on top of `exact`, from the first forward on, with its guard; the video rows stay in tile order after it."""
+        """Sparse attention on top of `exact`, from the first forward on; the video rows stay in tile order after it.
+
+        Its guard is off: heads of random weights attend to everything alike, and it would rightly put every layer to dense.
+        """
         used, reasons = settled(RECIPES["exact"].savings, self.meter.device, self.dtype)
         place_projections(self.loop.transformer, self.meter.device)
         rows, pipe, state = list[dict[str, Any]](), self.loop.pipe, self.clip.state
         for budget in (1.0, *budgets):
             transforms = Transforms(used, Kept(), self.clip.resolved, dict(reasons))
-            options = SparseAttention(budget=budget, dense_first=0.0) if budget < 1 else OFF
+            options = SparseAttention(budget=budget, dense_first=0.0, guard=None) if budget < 1 else OFF
             around = transforms.around_loop(pipe, self.loop.block, self.loop.transformer, state)
             with around, attending_sparsely(pipe, state, options) as told:
                 self.loop = loop = Loop(pipe, self.loop.block, state)  # the rows as they lie now

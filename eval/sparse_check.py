@@ -119,10 +119,11 @@ def time_layout(rows: int, grid: Grid, args: argparse.Namespace, place: Place) -
         yield "attention", cut.row()
         if args.sweep and density == args.densities[len(args.densities) // 2]:
             yield from (("sweep", row) for row in cut.sweep())
-        if place.is_triton and not args.no_flex:
+        if place.is_triton:
             wide = Cut(layer, (128, 128), density, aligned=True)
             yield "attention", wide.row()
-            yield "attention", wide.flex_row()
+            if not args.no_flex:
+                yield "attention", wide.flex_row()
             if args.sweep and density == args.densities[len(args.densities) // 2]:
                 yield from (("sweep", row) for row in wide.sweep())
     del layer
