@@ -79,6 +79,7 @@ class Starved:
 
     def __init__(self, pipeline: Pipeline, victim: int, number: int, twice: int) -> None:
         self.pipeline, self.victim, self.number, self.twice, self.begun, self.seen = pipeline, victim, number, twice, 0, 0
+        self.on_hit: Callable[[], None] = lambda: None
 
     def render(self, request: Any, **more: Any) -> Any:
         """One clip."""
@@ -91,6 +92,7 @@ class Starved:
     def _moment(self) -> None:
         self.seen += 1
         if self.seen in (self.number, self.number + self.twice if self.twice else -1):
+            self.on_hit()
             raise torch.OutOfMemoryError(OUT_OF_MEMORY)
 
 
