@@ -15,6 +15,7 @@ from typing import Any
 from videogen.cli.planning import adapter_reader
 from videogen.config import DEVICES, Environment, child_environment, read_api_keys, read_environment
 from videogen.errors import EnvironmentFault, bad, say
+from videogen.families.limits import check_limits
 from videogen.jobs.store import Limits, Store
 from videogen.progress import StopFlag
 from videogen.recipes import find_recipe
@@ -46,6 +47,10 @@ def _add_common(parser: argparse.ArgumentParser, environment: Environment) -> No
     parser.add_argument("--root", "-o", default=default, metavar="DIR", help="queue, uploads and clips (default: %(default)s)")
     parser.add_argument("--retention-days", type=float, default=30.0, metavar="D", help="finished jobs are removed after D days")
     parser.add_argument("--preview-every", type=int, default=5, metavar="K", help="a preview at most every K steps, 0 for none")
+    how = "where the denoiser's weights live, as `videogen render` has it; fsdp is not for a server"
+    parser.add_argument("--weights", choices=("whole", "parked", "offload", "offload-idle"), default="whole", help=how)
+    how = "where the text encoder lives: resident on the device, or in host memory and visiting for every new prompt"
+    parser.add_argument("--text-encoder", choices=("resident", "visiting"), default="resident", help=how)
     parser.add_argument("-v", "--verbose", action="store_true", help="debug messages")
     parser.add_argument("-q", "--quiet", action="store_true", help="errors only")
 
@@ -98,6 +103,7 @@ def run_server(args: argparse.Namespace) -> int:
     )
     source = find_model(args.model, offline=read_environment().offline)
     family, reader, adapters = open_family(source), adapter_reader(source), list_adapters(args.adapters)
+    check_limits(source, family, find_recipe("exact"), args.weights)
 
     def make_desk(store: Store) -> Desk:
         return Desk(store, source, family, options, reader, adapters)
@@ -137,6 +143,7 @@ def _commands(args: argparse.Namespace, root: Path) -> list[Any]:
 
     common = ["--model", args.model, "--device", args.device, "--root", str(root), "--until-input-ends"]
     common += ["--retention-days", str(args.retention_days), "--preview-every", str(args.preview_every)]
+    common += ["--weights", args.weights, "--text-encoder", args.text_encoder]
     commands = []
     for index, gpus in enumerate(args.gpus or [None]):
         environment = child_environment() if gpus is None else child_environment(CUDA_VISIBLE_DEVICES=gpus)
@@ -159,6 +166,7 @@ def _warm_up(recipes: list[str], reader: Callable[..., Any]) -> None:
 
 def run_worker(args: argparse.Namespace) -> int:
     """Render jobs until a signal comes, or standard input ends."""
+    from videogen.parallel.weights import Placement
     from videogen.serve.making import PipelineMaker, as_it_is
     from videogen.serve.preview import previews
     from videogen.serve.worker import run_worker as work
@@ -172,7 +180,8 @@ def run_worker(args: argparse.Namespace) -> int:
         raise bad("--group", args.group, "a plain name", "use 0, 1, ...")
     root = Path(args.root).expanduser().absolute()
     around = previews(args.preview_every) if args.preview_every > 0 else as_it_is
-    maker = PipelineMaker(args.model, args.device, root, offline=read_environment().offline, around=around)
+    placement = Placement(args.weights, text=args.text_encoder)
+    maker = PipelineMaker(args.model, args.device, root, offline=read_environment().offline, around=around, placement=placement)
     retention_s = args.retention_days * 86_400
     work(root, args.group, maker, retention_s=retention_s, stop=stop, wait_s=WORKER_WAIT_S, examine=maker.examine)
     return 0

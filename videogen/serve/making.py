@@ -16,6 +16,7 @@ from videogen.jobs.journal import locked, read_journal
 from videogen.jobs.plan import SeedBook, make_drafts, settle
 from videogen.jobs.run import Renderer, SilentScreen, run_clips
 from videogen.media import Encoding
+from videogen.parallel.weights import WHOLE, Placement
 from videogen.pipeline import Pipeline, open_pipeline
 from videogen.progress import Event, OnEvent, StopFlag
 from videogen.recipes import find_recipe
@@ -43,20 +44,22 @@ class _Screen(SilentScreen):
 
 
 class PipelineMaker:
-    """One model on one device, opened at the first job and kept. `around` may wrap the pipeline of a job (previews)."""
+    """One model on one device, opened at the first job and kept. `around` may wrap the pipeline of a job (previews); `placement` says
+    where its weights live."""
 
     def __init__(
-        self, model: str, device: str, root: Path, *, offline: bool, around: Around = lambda pipeline, _job, _root: pipeline
+        self, model: str, device: str, root: Path, *, offline: bool, around: Around = as_it_is, placement: Placement = WHOLE
     ) -> None:
         self.source, self.device, self.root, self.around = find_model(model, offline=offline), device, root, around
         self.family = open_family(self.source)
+        self.placement = placement
         self._opened: dict[str, Pipeline] = {}
 
     def _open(self, recipe: Recipe) -> Pipeline:
         first = self._opened.get(recipe.dtype)
         if first is not None:
             return first.sharing(recipe)
-        self._opened[recipe.dtype] = pipeline = open_pipeline(self.source, recipe, device=self.device)
+        self._opened[recipe.dtype] = pipeline = open_pipeline(self.source, recipe, device=self.device, placement=self.placement)
         return pipeline
 
     def make(self, job: Job, folder: Path, on_event: OnEvent, stop: StopFlag) -> Made:

@@ -10,6 +10,7 @@ from tests.videogen.families.wan_toy import save
 from videogen.adapters import settle
 from videogen.errors import RequestError
 from videogen.jobs.database import COMPLETED
+from videogen.parallel.weights import Placement
 from videogen.progress import StopFlag
 from videogen.serve.api import Services
 from videogen.serve.assemble import make_services
@@ -35,12 +36,13 @@ def test_a_clip_of_two_experts_comes_out_of_the_queue(tmp_path: Path) -> None:
     good, _ = services.desk.submit("me", TINY | {"negative_prompt": "blur", "guidance": "4,3"})
     other, _ = services.desk.submit("me", TINY | {"guidance": 2.5})
     assert (good.summary["workflow"], good.summary["fps"], good.summary["request"]["guidance"]) == ("t2v", 16, "4,3")
-    maker = PipelineMaker(str(model), "cpu", tmp_path / "root", offline=True, around=previews(1))
+    waiting = Placement("offload-idle", text="visiting")
+    maker = PipelineMaker(str(model), "cpu", tmp_path / "root", offline=True, around=previews(1), placement=waiting)
     assert Worker(tmp_path / "root", "0", maker, retention_s=10.0, stop=StopFlag()).run(until_idle=True) == 2
     jobs = [services.store.get(job.id) for job in (good, other)]
     for job, guidance in zip(jobs, ([4.0, 3.0], [2.5, 2.5])):
         assert job is not None and job.state == COMPLETED and job.record["resolved"]["guidance"] == guidance
-        assert job.record["output"]["audio_codec"] is None
+        assert job.record["output"]["audio_codec"] is None and job.record["placement"]["weights"] == "offload-idle"
     with pytest.raises(RequestError, match="MiniMax-H3"):
         maker.examine()
     refused = [({"guidance": "1,3"}, "guidance"), ({"guidance": "x"}, "guidance"), ({"guidance": 1, "negative_prompt": "x"}, "negative")]
