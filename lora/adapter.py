@@ -27,6 +27,10 @@ class Factors:
         wide = torch.promote_types(torch.promote_types(self.down.dtype, self.up.dtype), torch.float32)
         return self.scale * (self.up.to(wide) @ self.down.to(wide))
 
+    def bound(self) -> float:
+        """No entry of the update is larger, whatever its sign."""
+        return abs(self.scale) * self.rank * float(self.up.abs().max().double()) * float(self.down.abs().max().double())
+
     def norm(self) -> float:
         """Frobenius norm of the update, from (r, r) Gram matrices in float64, so that it never exists in full."""
         down, up = self.down.double(), self.up.double()

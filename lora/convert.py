@@ -23,6 +23,7 @@ from lora.target import Target
 _PARAMETER = {"diff": "weight", "diff_b": "bias", "set_weight": "weight", "set_bias": "bias"}
 _ROWS = ("up", "diff", "set_weight")  # parts whose rows are output rows of a weight
 _GATE_FIRST = {"true": True, "1": True, "false": False, "0": False}
+_LARGEST = 1e30  # float32 ends at 3e38, and strengths and sums come on top
 QKV_ORDER = "qkv_order"  # metadata key of our own files
 SWIGLU_GATE_FIRST = "swiglu_gate_first"
 
@@ -79,6 +80,7 @@ def load_adapter(path: str | Path, target: Target, options: ReadOptions | None =
             factors |= _factors(reading, place, parts, order, gate_first, sources)
         for name in _PARAMETER.keys() & parts.keys():
             patches |= _patches(reading, place, name, parts[name], order, gate_first)
+    _check_sizes(factors, patches)
     _note_alpha(reading, factors, sources)
     choices = [file.sha256, layout.partition, order, gate_first, sorted((name, each.scale) for name, each in factors.items())]
     return Adapter(
@@ -104,6 +106,15 @@ def _read_tensors(reading: _Reading) -> None:
         raise bad(
             "adapter tensors", f"NaN or infinity in {listed(broken)}", "finite numbers", "download the file again; nothing was loaded"
         )
+
+
+def _check_sizes(factors: Mapping[str, Factors], patches: Mapping[str, Patch]) -> None:
+    """Finite factors can have a product that is not."""
+    huge = [name for name, each in factors.items() if not each.bound() <= _LARGEST]
+    huge += [name for name, each in patches.items() if not float(each.value.abs().max().double()) <= _LARGEST]
+    if huge:
+        expected = f"entries up to {_LARGEST:g}, which float32 still adds up"
+        raise bad("adapter tensors", f"a change beyond that of {listed(huge)}", expected, "download the file again; nothing was loaded")
 
 
 def _note_alpha(reading: _Reading, factors: Mapping[str, Factors], sources: AlphaSources) -> None:
