@@ -5,9 +5,12 @@ import random
 import struct
 from typing import Any
 
+from lora.apply import Use, delta_norms
+from lora.contract import resolve_contract
+from lora.convert import load_adapter
 from tests.fuzz.box import Box, Broken, must_be_finite
 from tests.fuzz.values import as_text, broken_bytes, mixed, text, value
-from videogen.adapters import settle
+from videogen.adapters import adapter_errors, settle
 from videogen.config import Adapters, AdapterUse, Recipe
 
 WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
@@ -141,6 +144,16 @@ def make(rng: random.Random, box: Box) -> tuple[str, bytes, bytes]:
     )
 
 
+def adapter_beyond_floats() -> tuple[str, bytes, bytes]:
+    """Two finite factors of 1e30 each, for the shipped model."""
+    shapes = {f"transformer_blocks.0.attn.to_q.lora_{half}.weight": shape for half, shape in (("A", [1, 256]), ("B", [256, 1]))}
+    header = {
+        key: {"dtype": "F32", "shape": shape, "data_offsets": [1024 * at, 1024 * (at + 1)]}
+        for at, (key, shape) in enumerate(shapes.items())
+    }
+    return "adapter_model.safetensors", pack(json.dumps(header).encode(), struct.pack("<f", 1e30) * 512), b""
+
+
 def check(case: tuple[str, bytes, bytes], box: Box) -> None:
     """Read for the shipped model and its contract settled, as for a render; the factors are finite."""
     name, data, config = case
@@ -148,7 +161,12 @@ def check(case: tuple[str, bytes, bytes], box: Box) -> None:
     path.write_bytes(data)
     if config:
         (box.work / "adapter_config.json").write_bytes(config)
-    recipe = settle(Recipe(adapters=Adapters((AdapterUse(str(path)),))), box.source)
+    with adapter_errors():
+        adapter = load_adapter(path, box.target)
+        contract = resolve_contract(str(path), adapter.metadata, partition=adapter.partition)
+        norms = delta_norms(Use(adapter))
+    must_be_finite([contract, contract.schedule(), [each.scale for each in adapter.factors.values()], norms])
+    recipe = settle(Recipe(adapters=Adapters((AdapterUse(str(path)),))), box.source)  # what was taken, again as a render takes it
     must_be_finite(recipe)
     if not recipe.adapters.identity:
         raise Broken("an adapter without an identity")

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from caches.certificate import SCHEMA
-from tests.fuzz.adapters import pack
+from tests.fuzz.adapters import adapter_beyond_floats, pack
 from tests.fuzz.box import certificate
 from tests.fuzz.jobfiles import BOMBS
 from tests.fuzz.records import SIDECAR
@@ -82,6 +82,7 @@ SEEDS: list[tuple[str, Any]] = [
     *(("losses", each) for each in (b'{"lam": 1, "case": "x"}\n', b'{"case": {}, "lam": 1}', b"[" * 100_000, b"\xff", b"[5]")),
     ("adapter", _adapter("model." * 30_000 + "x.lora_A.weight")),
     *(("adapter", _adapter("x.lora_A.weight", each)) for each in (b"[" * 100_000, b"9" * 5000)),
+    ("adapter", adapter_beyond_floats()),
     *(("API request", _ask(each)) for each in (b'{"\\ud800":1}', b'{"prompt":"x","seed":' + b"9" * 5000 + b"}")),
     ("API request", _ask(query=b"limit=0001" + b"9" * 60, headers=_HOST)),
     ("API request", _ask(path="/v1/videos/", query=b"\xc3(", headers=_HOST)),
