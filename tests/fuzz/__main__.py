@@ -4,11 +4,11 @@ import argparse
 import json
 import logging
 import os
-import pprint
 import time
 import warnings
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 from tests.fuzz.box import Box
 from tests.fuzz.trial import ACCEPTED, KINDS, SHARES, VIOLATION, Outcome, draw, try_case
@@ -34,23 +34,33 @@ def main() -> int:
     found: dict[str, list[Outcome]] = defaultdict(list)
     shares = {name: SHARES[name] for name in args.only or KINDS}
     for index in range(args.first, args.first + args.number):
+        if (index + 1) % 500 == 0:
+            save(args.out, args.seed, found, began)
         name, rng = draw(args.seed, index, shares)
         case = KINDS[name].make(rng, box)
-        (args.out / "current.txt").write_text(f"{args.seed} {index} {name}\n{pprint.pformat(case)[:100_000]}", "utf-8", "backslashreplace")
+        (args.out / "current.txt").write_text(
+            f"--seed {args.seed} --first {index} --number 1: {name}\n"
+        )  # should it take the process along
         outcome = try_case(name, case, box)
         found[name].append(outcome)
         if outcome.verdict == VIOLATION:
             path = args.out / f"violation-{args.seed}-{index}.txt"
-            path.write_text(f"{name}\n{outcome.told}\n{pprint.pformat(case)[:200_000]}\n", "utf-8", "backslashreplace")
+            path.write_text(f"{name}\n{outcome.told}\n{repr(case)[:200_000]}\n", "utf-8", "backslashreplace")
             print(f"{index} {name}: {outcome.told.strip().splitlines()[-1][:SHOWN]}", flush=True)  # noqa: T201
-    report = {name: row(outcomes) for name, outcomes in sorted(found.items())}
-    whole = row([outcome for outcomes in found.values() for outcome in outcomes])
-    took = {"seconds": round(time.perf_counter() - began, 1), "peak_mb": round(peak_mb())}
-    (args.out / "report.json").write_text(json.dumps({"seed": args.seed, "all": whole, "kinds": report} | took, indent=1) + "\n")
+    report, whole, took = save(args.out, args.seed, found, began)
     for name, each in [*report.items(), ("all", whole)]:
         print(f"{name:<18} " + ", ".join(f"{key} {value}" for key, value in each.items()))  # noqa: T201
     print(took)  # noqa: T201
     return 1 if whole.get(VIOLATION) else 0
+
+
+def save(out: Path, seed: int, found: dict[str, list[Outcome]], began: float) -> tuple[Any, Any, Any]:
+    """Write report.json: the counts so far, by kind and in all."""
+    report = {name: row(outcomes) for name, outcomes in sorted(found.items())}
+    whole = row([outcome for outcomes in found.values() for outcome in outcomes])
+    took = {"seconds": round(time.perf_counter() - began, 1), "cpu_s": round(time.process_time(), 1), "peak_mb": round(peak_mb())}
+    (out / "report.json").write_text(json.dumps({"seed": seed, "all": whole, "kinds": report} | took, indent=1) + "\n")
+    return report, whole, took
 
 
 def row(outcomes: list[Outcome]) -> dict[str, float]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from tests.fuzz import jobfiles
 from tests.fuzz.box import ADAPTER, BROKEN_PICTURE, GOOD_PICTURE, WRONG_ADAPTER, Box, Broken
 from tests.fuzz.values import as_text, broken_bytes, mixed, text, value
+from tests.fuzz.watch import DEADLINE_S
 from tests.videogen.jobs.fakes import FakeRenderer, run_batch
 from videogen.cli.main import main
 from videogen.errors import RequestError
@@ -139,7 +140,7 @@ def check_process(case: tuple[str, bytes], box: Box) -> None:
     command = [sys.executable, "-m", "videogen", "render", "--dry-run", str(path), "-o", "out"]
     before = sorted(map(str, box.root.rglob("*")))
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, cwd=box.root, timeout=60, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, cwd=box.root, timeout=25 * DEADLINE_S, env=environment, check=False)
     if sorted(map(str, box.root.rglob("*"))) != before:
         raise Broken("a plan wrote files")
     _judge(done.returncode, done.stderr.decode("utf-8", "replace"))

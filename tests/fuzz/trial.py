@@ -59,7 +59,7 @@ KINDS: dict[str, Kind] = {
     "API request": Kind(90, lambda rng, _: api.make(rng), api.check),
     "picture": Kind(70, lambda rng, _: pictures.make(rng), pictures.check),
     "command line": Kind(25, lambda rng, _: command.make(rng), command.check),
-    "process": Kind(2, lambda rng, _: command.make_process(rng), command.check_process, calls=True),
+    "process": Kind(1, lambda rng, _: command.make_process(rng), command.check_process, calls=True),
     "run": Kind(3, lambda rng, _: command.make_run(rng), command.check_run, writes=True, calls=True),
 }
 

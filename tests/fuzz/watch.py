@@ -13,8 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-DEADLINE_S = 10.0  # of this process's own time, so that a busy machine is no hang; waiting counts too, six times as patiently
-DEAF_S = 90.0  # native code that does not come back in this time ends the run, with the stack on standard error
+DEADLINE_S = 10.0  # of this process's own time, so that a busy machine is no hang; waiting counts too, thirty times as patiently
+DEAF_S = 400.0  # native code that does not come back in this time ends the run, with the stack on standard error
 MAX_GROWTH_MB = 1500.0  # the largest picture that is taken (100 million pixels) needs 900 to be looked at
 _WRITING = ("os.mkdir", "os.remove", "os.rmdir", "os.rename", "os.symlink", "os.link", "os.truncate", "shutil.rmtree", "os.chmod")
 _CALLING = ("socket.connect", "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "pickle.find_class")
@@ -73,7 +73,7 @@ def watched() -> Iterator[Seen]:
     old = {number: signal.signal(number, _alarm) for number in (signal.SIGALRM, signal.SIGPROF)}
     faulthandler.dump_traceback_later(DEAF_S, exit=True)
     signal.setitimer(signal.ITIMER_PROF, DEADLINE_S)
-    signal.setitimer(signal.ITIMER_REAL, 6 * DEADLINE_S)
+    signal.setitimer(signal.ITIMER_REAL, 30 * DEADLINE_S)
     began = time.perf_counter()
     _current.append(seen)
     try:
