@@ -11,7 +11,7 @@ def _is_row(row: Any) -> bool:
     if not isinstance(row, dict) or not isinstance(row.get("case"), str) or not isinstance(row.get("parts"), dict):
         return False
     numbers = [row.get("lam"), row.get("reused"), *row["parts"].values()]
-    is_typed = all(isinstance(each, int | float) and not isinstance(each, bool) for each in numbers)
+    is_typed = all(isinstance(each, float) or (type(each) is int and abs(each) < 1e300) for each in numbers)
     return is_typed and 0 <= row["lam"] < 1e300 and 0 <= row["reused"] <= 1
 
 

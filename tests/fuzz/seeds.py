@@ -36,6 +36,7 @@ def _ask(body: bytes = b"", path: str = "/v1/videos", query: bytes = b"", header
     return {"method": "POST" if body else "GET", "path": path, "query": query, "headers": headers, "body": body, "pick": 99}
 
 
+LOSS_BEYOND_FLOATS = b'{"lam": 1, "case": "x", "parts": {"lpips": 1' + b"0" * 400 + b'}, "reused": 0.5}'
 JOBS = [  # numbers of too many digits, homes of nobody, names of no disk, templates, seeds beyond the largest
     *(_job(seconds=10**400), b'{"prompt":"x","seed":' + b"9" * 5000 + b"}", _job(image=_NOBODY), _job(expand=_NOBODY), _job(lora=_NOBODY)),
     *(_job(expand="é" * 300), *(_job(output=each) for each in ("{", "{0}", "{index:{foo}}", "{index:0999999999d}", "{seed:c}", "{id!z}"))),
@@ -79,7 +80,10 @@ SEEDS: list[tuple[str, Any]] = [
     *(("journal", json.dumps({"event": "start", "job": "j"} | each).encode() + b"\n") for each in JOURNALS),
     ("journal", b"[" * 100_000 + b"\n"),
     ("device profile", b"[" * 100_000),
-    *(("losses", each) for each in (b'{"lam": 1, "case": "x"}\n', b'{"case": {}, "lam": 1}', b"[" * 100_000, b"\xff", b"[5]")),
+    *(
+        ("losses", each)
+        for each in (b'{"lam": 1, "case": "x"}\n', b'{"case": {}, "lam": 1}', LOSS_BEYOND_FLOATS, b"[" * 100_000, b"\xff", b"[5]")
+    ),
     ("adapter", _adapter("model." * 30_000 + "x.lora_A.weight")),
     *(("adapter", _adapter("x.lora_A.weight", each)) for each in (b"[" * 100_000, b"9" * 5000)),
     ("adapter", adapter_beyond_floats()),
