@@ -37,7 +37,7 @@ PUBLISHED = (
     ),
     Published(
         *("balanced", "pocket", "", "60.9 % of steps reused; P(too far from exact) <= 10 %"),
-        "60.9 % of the steps reused, from text at 160x96, 124 frames, on a CPU; tolerances twice careful's, calibrated with 2 of 52 too far",
+        "60.9 % of the steps reused, text at 160x96, 124 frames, on a CPU; twice careful's tolerances, calibrated with 2 of 52 too far",
         *("docs/cache.md", ("60.9 %", "2 of 52")),
     ),
     Published(
