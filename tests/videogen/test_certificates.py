@@ -13,6 +13,7 @@ from tests.conftest import TINY
 from videogen import Recipe, Request, recipes
 from videogen.certificates import cache_code, open_certificate
 from videogen.certificates import certified as certified_options
+from videogen.cli.inspect import as_job
 from videogen.cli.main import main
 from videogen.config import StepCache
 from videogen.errors import RequestError
@@ -101,6 +102,7 @@ def test_shipped_files_make_a_recipe_that_acts_on_its_own_strata(
     assert recipe.name == "careful" and "careful" not in recipes.unavailable() and "balanced" in recipes.unavailable()
     record = pipeline.sharing(recipe).render(REQUEST).record
     assert record["cache"]["lambda"] == 50.0 and record["cache"]["certificate"] == certificate.promise
+    assert as_job(record)["recipe"] == "careful" and "cache_lambda" not in as_job(record)
     stratum = pipeline.stratum(pipeline.family.resolve(replace(REQUEST, steps=10), recipe))
     options, note = certified_options(recipe.cache, stratum)
     assert options.lam == 0 and "steps 10 instead of" in note

@@ -42,12 +42,15 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def as_job(record: dict[str, Any]) -> dict[str, Any]:
-    """A job line that asks for the same clip. Pictures are named as they were; their folder is not stored."""
+    """A job line that asks for the same clip. Pictures are named as they were; their folder is not stored.
+
+    A clip made with `--certificate FILE` needs that option again: a job has no key for it.
+    """
     resolved = record["resolved"]
     job = {key: resolved[key] for key in _JOB_KEYS} | {"size": f"{resolved['width']}x{resolved['height']}"}
     job["recipe"] = resolved["recipe"].partition("+")[0]
     job |= adapter_job(record["recipe"].get("adapters", {}), job["recipe"])
-    if record["cache"]["lambda"]:
+    if record["cache"]["lambda"] and not record["cache"].get("certificate"):  # a certified recipe brings its own
         job["cache_lambda"] = record["cache"]["lambda"]
     if record.get("attention", {}).get("budget") is not None:
         job["sparse_budget"] = record["attention"]["budget"]
@@ -113,6 +116,8 @@ def as_lines(record: dict[str, Any]) -> list[str]:
         lines += adapter_lines(record["adapters"])
     if record["cache"]["lambda"]:
         lines += cache_lines(record["cache"])
+    elif note := record["cache"].get("note"):
+        lines.append(f"cache     {note}")
     lines.append("stages    " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in record["stages_s"].items()))
     lines.append("software  " + ", ".join(f"{name} {version}" for name, version in record["software"].items()))
     return lines
