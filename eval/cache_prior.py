@@ -7,14 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import nn
 
-from caches.prior import Gram, Prior
-from caches.step_hook import Channel, replaced
+from caches.policy import WARM_UP, Action, Budget, Decision
+from caches.prior import Gram, Prior, read_prior
+from caches.step_hook import Channel, State, replaced, watched
 from eval.batched_loop import Group, denoise, grouped, prepare
 from eval.cache_cases import cases_of
 from eval.quality_cases import Case, Shape
 from videogen.config import DEVICES, DTYPES, StepCache
+from videogen.errors import RequestError, bad
 from videogen.families.h3_pipeline import LOOP
 from videogen.jobs.plan import parse_size
 from videogen.jobs.run import write_text
@@ -25,46 +26,30 @@ logger = logging.getLogger(__name__)
 
 ROWS = 1024  # of a channel's rows, evenly chosen: inner products of a whole residual are their mean
 TOGETHER = 4  # clips in one batch
+ORDER, STREAK = 3, 6  # with a prior: computed steps combined, less one; most reused in a row
 
 
-class _Kept:
-    """Residuals of every step, by channel, of one batch: of the probe and of the rest; each (B, rows, D)."""
+class _Recorder(State):
+    """A step cache that computes every step and keeps the residuals, by channel, of the probe and of the rest; each (B, rows, D)."""
 
     def __init__(self, channels: Mapping[str, Channel]) -> None:
-        self.rows = {name: channel.rows[:: max(1, len(channel.rows) // ROWS)] for name, channel in channels.items()}
-        self.probe: dict[str, list[torch.Tensor]] = {name: [] for name in channels}
-        self.rest: dict[str, list[torch.Tensor]] = {name: [] for name in channels}
+        super().__init__(Budget(), channels)
+        self.chosen = {name: channel.rows[:: max(1, len(channel.rows) // ROWS)] for name, channel in channels.items()}
+        self.probes: dict[str, list[torch.Tensor]] = {name: [] for name in channels}
+        self.rests: dict[str, list[torch.Tensor]] = {name: [] for name in channels}
 
-    def keep(self, kind: dict[str, list[torch.Tensor]], before: torch.Tensor, after: torch.Tensor) -> None:
-        """Add a step's residual."""
-        for name, rows in self.rows.items():
+    def look(self, before: torch.Tensor, after: torch.Tensor) -> None:
+        """Keep the first block's residual; nothing is decided."""
+        self._add(self.probes, before, after)
+        self.decision = Decision(Action.COMPUTE, "off")
+
+    def keep(self, before: torch.Tensor, after: torch.Tensor) -> None:
+        """Keep the rest of the stack's residual."""
+        self._add(self.rests, before, after)
+
+    def _add(self, kind: dict[str, list[torch.Tensor]], before: torch.Tensor, after: torch.Tensor) -> None:
+        for name, rows in self.chosen.items():
             kind[name].append((after - before).index_select(1, rows).float())
-
-
-class _First(nn.Module):
-    def __init__(self, block: nn.Module, kept: _Kept) -> None:
-        super().__init__()
-        self.block, self.kept = block, kept
-
-    def forward(self, hidden_states: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
-        """Run the first block and keep its residual."""
-        out: torch.Tensor = self.block(hidden_states, *args, **kwargs)
-        self.kept.keep(self.kept.probe, hidden_states, out)
-        return out
-
-
-class _Rest(nn.Module):
-    def __init__(self, blocks: Sequence[nn.Module], kept: _Kept) -> None:
-        super().__init__()
-        self.blocks, self.kept = nn.ModuleList(blocks), kept
-
-    def forward(self, hidden_states: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
-        """Run the other blocks and keep their residual."""
-        out = hidden_states
-        for block in self.blocks:
-            out = block(out, *args, **kwargs)
-        self.kept.keep(self.kept.rest, hidden_states, out)
-        return out
 
 
 def products(steps: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -79,28 +64,45 @@ def measure_prior(pipeline: Pipeline, cases: Sequence[Case]) -> Prior:
     sums: dict[str, dict[str, torch.Tensor]] = {"probe": {}, "rest": {}}
     sigmas: dict[str, tuple[float, ...]] = {}
     for group in grouped(pipeline.load(cases[0].request.workflow), [prepare(pipeline, case) for case in cases], TOGETHER):
-        kept = _run(group, pipeline)
+        recorder = _run(group, pipeline)
         sigmas = {name: tuple(map(float, channel.sigmas[:-1])) for name, channel in group.channels(StepCache()).items()}
-        for kind, found in (("probe", kept.probe), ("rest", kept.rest)):
+        for kind, found in (("probe", recorder.probes), ("rest", recorder.rests)):
             for name, steps in found.items():
                 sums[kind][name] = sums[kind].get(name, 0) + products(steps)
     return Prior(sigmas, _grams(sums["probe"]), _grams(sums["rest"]), len(cases))
 
 
-def _run(group: Group, pipeline: Pipeline) -> _Kept:
+def _run(group: Group, pipeline: Pipeline) -> _Recorder:
     """The batch in the recipe's own arithmetic, whose rounding is a part of every residual."""
-    kept, transformer = _Kept(group.channels(StepCache())), group.transformer
+    recorder, transformer = _Recorder(group.channels(StepCache())), group.transformer
     transforms = pipeline.transforms_for(pipeline.family.resolve(group.cases[0].request, pipeline.recipe))
-    with transforms.around_loop(group.pipe, group.pipe._blocks.sub_blocks[LOOP], transformer, group.state):
-        blocks = list(transformer.transformer_blocks)
-        with replaced(transformer, "transformer_blocks", [_First(blocks[0], kept), _Rest(blocks[1:], kept)]):
-            denoise(group)
-    return kept
+    around = transforms.around_loop(group.pipe, group.pipe._blocks.sub_blocks[LOOP], transformer, group.state)
+    with around, replaced(transformer, "transformer_blocks", watched(list(transformer.transformer_blocks), recorder)):
+        denoise(group)
+    return recorder
 
 
 def _grams(tables: Mapping[str, torch.Tensor]) -> dict[str, Gram]:
     """Tables on the scale of their mean square, which changes no prediction."""
     return {name: tuple(map(tuple, (table / table.diagonal().mean()).tolist())) for name, table in tables.items()}
+
+
+def with_prior(prior: Prior, warm_up: float = WARM_UP) -> StepCache:
+    """The step cache that a prior makes: what is calibrated, and compared with others."""
+    return StepCache(max_streak=STREAK, video_order=ORDER, audio_order=ORDER, warm_up=warm_up, prior=prior)
+
+
+def open_prior(path: Path, expected: str = "a file that can be read") -> Prior:
+    """A prior file; `expected` says in the message what else there may be.
+
+    Raises RequestError when it is missing or not one.
+    """
+    try:
+        return read_prior(path.read_text(encoding="utf-8"), path.name)
+    except OSError as error:
+        raise bad("--prior", str(path), expected, error.strerror or "check the path") from None
+    except ValueError as error:
+        raise RequestError(str(error)) from None
 
 
 def main() -> None:

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from caches.calibrate import clips_needed
-from caches.prior import Prior, read_prior
+from caches.prior import Prior
 from eval.batched_engine import Batch, measure, shard_of
 from eval.cache_cases import cases_of
 from eval.cache_loss import Tolerances
-from eval.cache_prior import measure_prior
+from eval.cache_prior import ORDER, STREAK, measure_prior, open_prior, with_prior
 from eval.calibration import Goal, certify, measure_all, walk
 from eval.losses import Losses
 from eval.quality_cases import Case, Shape, read_cases
 from videogen.config import DEVICES, DTYPES, Environment, StepCache
-from videogen.errors import RequestError, bad
+from videogen.errors import bad
 from videogen.jobs.plan import parse_size
 from videogen.jobs.run import write_text
 from videogen.pipeline import Pipeline, open_pipeline
@@ -25,7 +25,7 @@ from videogen.recipes import find_recipe
 logger = logging.getLogger(__name__)
 
 LAMBDAS = "0.005,0.01,0.015,0.02,0.03,0.04,0.06"
-PRIOR_CLIPS, PRIOR_ORDER, PRIOR_STREAK = 4, 3, 6
+PRIOR_CLIPS = 4
 
 
 def add_calibrate(commands: Any, environment: Environment) -> None:
@@ -57,9 +57,9 @@ def add_calibrate(commands: Any, environment: Environment) -> None:
         ("audio", "predict reused audio from"),
         ("drift", "foretell the probe from"),
     ):
-        told = f"{what} so many computed steps and one more (default: {PRIOR_ORDER} with a prior, else {getattr(cache, f'{name}_order')})"
+        told = f"{what} so many computed steps and one more (default: {ORDER} with a prior, else {getattr(cache, f'{name}_order')})"
         parser.add_argument(f"--{name}-order", type=int, metavar="N", help=told)
-    told = f"most reused in a row (default: {PRIOR_STREAK} with a prior, else {cache.max_streak})"
+    told = f"most reused in a row (default: {STREAK} with a prior, else {cache.max_streak})"
     parser.add_argument("--max-streak", type=int, metavar="N", help=told)
     parser.add_argument("--warm-up", type=float, default=cache.warm_up, metavar="F", help="share computed first (default: %(default)s)")
     parser.add_argument("--lambdas", default=LAMBDAS, metavar="F,F,...", help="walked in this order, default: %(default)s")
@@ -87,9 +87,7 @@ def _goal(args: argparse.Namespace) -> Goal:
 
 def _options(args: argparse.Namespace, prior: Prior | None) -> StepCache:
     """The cache to certify: what was asked for, else what suits the prior or its absence."""
-    usual = StepCache(warm_up=args.warm_up)
-    if prior is not None:
-        usual = replace(usual, prior=prior, max_streak=PRIOR_STREAK, video_order=PRIOR_ORDER, audio_order=PRIOR_ORDER)
+    usual = StepCache(warm_up=args.warm_up) if prior is None else with_prior(prior, args.warm_up)
     asked = {name: getattr(args, name) for name in ("max_streak", "video_order", "audio_order", "drift_order")}
     return replace(usual, **{name: value for name, value in asked.items() if value is not None})
 
@@ -102,13 +100,7 @@ def _prior(args: argparse.Namespace, shape: Shape, pipeline: Pipeline) -> Prior 
         if args.prompts or pipeline.source.is_wan:
             raise bad("--prior", args.prior, "a model of H3 and its fixed requests", "pass a file, or none")
         return measure_prior(pipeline, cases_of("fit", PRIOR_CLIPS, args.workflow, shape, pipeline))
-    path = Path(args.prior).expanduser()
-    try:
-        return read_prior(path.read_text(encoding="utf-8"), path.name)
-    except OSError as error:
-        raise bad("--prior", args.prior, "auto, measure, none or a file that can be read", error.strerror or "check the path") from None
-    except ValueError as error:
-        raise RequestError(str(error)) from None
+    return open_prior(Path(args.prior).expanduser(), "auto, measure, none or a file that can be read")
 
 
 def _cases(args: argparse.Namespace, shape: Shape, pipeline: Pipeline) -> list[Case]:

@@ -20,15 +20,11 @@ from caches.prior import Prior
 from caches.step_hook import step_cache
 from eval import peer_cache_dit
 from eval.batched_loop import Group, denoise
+from eval.cache_prior import with_prior
 from videogen.config import StepCache
 from videogen.pocket.packed import unpatchify
 
 DEFAULTS = StepCache()
-
-
-def measured(prior: Prior) -> StepCache:
-    """Our cache with a prior, as it is calibrated."""
-    return StepCache(max_streak=6, video_order=3, audio_order=3, prior=prior)
 
 
 Scope = Callable[[Group, float], AbstractContextManager[object]]
@@ -143,8 +139,8 @@ def methods(calibration: Callable[[], Group], prior: Prior | None = None) -> dic
     drifts, errors = (0.05, 0.08, 0.12, 0.17, 0.24), (0.006, 0.012, 0.02, 0.03, 0.06)
     table: dict[str, tuple[Scope, tuple[float, ...]]] = {}
     if prior is not None:
-        table["videogen"] = (ours(measured(prior)), errors)
-        table["videogen, streaks of 3"] = (ours(replace(measured(prior), max_streak=3)), errors)
+        table["videogen"] = (ours(with_prior(prior)), errors)
+        table["videogen, streaks of 3"] = (ours(replace(with_prior(prior), max_streak=3)), errors)
     table["videogen, parabolas" if table else "videogen"] = (ours(), (0.008, 0.02, 0.03, 0.07))
     if peer_cache_dit.is_installed():
         table["cache-dit DBCache + TaylorSeer, order 2"] = (peer_cache_dit.cache_dit(order=2), drifts)

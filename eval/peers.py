@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
-from caches.prior import Prior, read_prior
+from caches.prior import Prior
 from eval.batched_engine import shard_of
 from eval.batched_loop import Group, decode, denoise, prepare
 from eval.batched_loss import parts_of
 from eval.cache_cases import cases_of
 from eval.cache_loss import Tolerances, loss
+from eval.cache_prior import open_prior
 from eval.losses import Losses
 from eval.peer_methods import Scope, counting, methods
 from eval.peers_plot import curve_svg
@@ -141,7 +142,7 @@ def main() -> None:
     cases = cases_of("report", args.prompts, args.workflow, shape, pipeline)
     calibration = cases_of("fit", 1, args.workflow, shape, pipeline)[0]
     args.out.mkdir(parents=True, exist_ok=True)
-    prior = read_prior(args.prior.read_text(encoding="utf-8"), args.prior.name) if args.prior else None
+    prior = open_prior(args.prior) if args.prior else None
     if args.shard:
         compare(pipeline, shard_of(cases, args.shard), calibration, args.out, prior)
         return
