@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from videogen.transforms.scope import Forward, forward_as
+from videogen.transforms.scope import Forward, InPlaceOf, forward_as
 
 SCORE_BYTES = 8 << 20  # of a tile: with fewer, threads wait for each other more often; with more, the caches are left behind
 LOW = torch.bfloat16
@@ -41,7 +41,7 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch
     return out.transpose(0, 1)
 
 
-class Bfloat16Processor:
+class Bfloat16Processor(InPlaceOf):
     """H3's attention with bfloat16 products; masks and parallel layouts go to the processor that was there."""
 
     def __init__(self, inner: Any, attn: Any) -> None:
@@ -51,14 +51,6 @@ class Bfloat16Processor:
         self._weight = torch.cat([part.weight for part in parts]).to(LOW) if self._plain else None
         scale = attn.head_dim**-0.5
         self._norm = torch.stack([attn.norm_q.weight * scale, attn.norm_k.weight])[:, None].float()  # (2, 1, D)
-
-    @property
-    def _attention_backend(self) -> Any:
-        return self.inner._attention_backend
-
-    @property
-    def _parallel_config(self) -> Any:
-        return self.inner._parallel_config
 
     def __call__(
         self, attn: Any, hidden_states: torch.Tensor, rotary_emb: Any = None, attention_mask: torch.Tensor | None = None

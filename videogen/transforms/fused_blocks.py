@@ -9,24 +9,16 @@ from diffusers.models.attention_dispatch import dispatch_attention_fn
 from diffusers.models.transformers.transformer_minimax_h3 import MiniMaxH3AttnProcessor
 
 from videogen.kernels.ops import Ops
-from videogen.transforms.scope import Forward, forward_as
+from videogen.transforms.scope import Forward, InPlaceOf, forward_as
 
 Qkv = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-class FusedProcessor:
+class FusedProcessor(InPlaceOf):
     """Diffusers' processor with norm and rotation of queries and keys in one operation; back end and layout are the inner one's."""
 
     def __init__(self, inner: MiniMaxH3AttnProcessor, ops: Ops) -> None:
         self.inner, self.ops = inner, ops
-
-    @property
-    def _attention_backend(self) -> Any:
-        return self.inner._attention_backend
-
-    @property
-    def _parallel_config(self) -> Any:
-        return self.inner._parallel_config
 
     def project(self, attn: Any, hidden_states: torch.Tensor, rotary_emb: Any) -> Qkv:
         """Queries, keys and values (B, S, H, D), normed and rotated."""

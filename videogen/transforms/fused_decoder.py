@@ -14,22 +14,14 @@ from diffusers.models.modeling_utils import get_parameter_dtype
 
 from videogen.kernels.ops import Ops
 from videogen.transforms.fused_blocks import gated_forward
-from videogen.transforms.scope import Forward, forward_as
+from videogen.transforms.scope import Forward, InPlaceOf, forward_as
 
 
-class FusedVideoProcessor:
+class FusedVideoProcessor(InPlaceOf):
     """Diffusers' processor with norm and rotation of queries and keys in one operation; the back end is the inner one's."""
 
     def __init__(self, inner: MiniMaxH3VideoAttnProcessor, ops: Ops) -> None:
         self.inner, self.ops = inner, ops
-
-    @property
-    def _attention_backend(self) -> Any:
-        return self.inner._attention_backend
-
-    @property
-    def _parallel_config(self) -> Any:
-        return self.inner._parallel_config
 
     def __call__(self, attn: Any, hidden_states: torch.Tensor, rotary_emb: Any = None) -> torch.Tensor:
         """Diffusers' processor protocol: (B, S, C) to (B, S, C); every clip of a batch has the same angles."""

@@ -25,6 +25,20 @@ def forward_as(module: nn.Module, make: Callable[[Forward], Forward]) -> Iterato
             module.__dict__["forward"] = own
 
 
+class InPlaceOf:
+    """An attention processor in place of another, whose back end and parallel layout diffusers finds on it."""
+
+    inner: Any
+
+    @property
+    def _attention_backend(self) -> Any:
+        return self.inner._attention_backend
+
+    @property
+    def _parallel_config(self) -> Any:
+        return self.inner._parallel_config
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """Counts the in-place writes to a tensor; 0 where torch does not count them."""
     return 0 if tensor.is_inference() else int(tensor._version)
