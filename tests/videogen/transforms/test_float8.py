@@ -62,7 +62,9 @@ def test_a_request_says_so_and_another_arithmetic_is_another_stratum(pipeline: P
 
 def test_widths_the_product_cannot_take_are_refused(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     model = transformer_of(pipeline.load("t2va"))
-    monkeypatch.setattr(model.transformer_blocks[3].ff.net[2], "weight", torch.nn.Parameter(torch.zeros(250, 576)))
+    down = model.transformer_blocks[3].ff.net[2]
+    # set as an attribute it would stay away: pytest puts back what was in __dict__, and no parameter is
+    monkeypatch.setitem(down._parameters, "weight", torch.nn.Parameter(torch.zeros(250, 576)))
     assert "no multiple of 16" in refusal(model, torch.device("cpu"))
     request = Request("a large red circle moves right on a navy background, a low tone", seed=3, **(TINY | {"steps": 1}))  # type: ignore[arg-type]
     with pytest.raises(RequestError, match=r"savings matmul: got 'float8, but widths \[250\]"):
