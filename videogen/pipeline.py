@@ -97,15 +97,16 @@ class Pipeline:
         collect()
 
     def _smaller(self) -> "Pipeline":
-        """The same clips in less memory, bit for bit where weights still lie whole on a device: they wait in host memory then.
+        """The same clips in less memory, bit for bit where weights still lie on a device, whole or one expert of two: they come block
+        by block from host memory then.
 
-        Where they do already, the decoder takes one tile a call. Nothing is kept for later requests.
+        Where they do already, the decoder takes one tile a call (Wan's has none). Nothing is kept for later requests.
         """
         scaled = "whole" if self.source.is_wan else "parked"  # float8 products keep weights of their own on the device
         kind = scaled if self.savings.matmul == "float8" else "offload"
         placement, more = Placement(kind, None, "visiting"), dict[str, Any](encodings=0)
-        if self.device.type == "cpu":  # all of it is host memory
-            placement, more = self.placement, more | {"adaln_tables": False}
+        if self.device.type == "cpu":  # all of it is host memory, and what visits would be there twice
+            placement, more = WHOLE, more | {"adaln_tables": False}
         elif self.placement == placement:
             more |= {"decode_batch": min(1, self.savings.decode_batch)}
         other = Pipeline(self.source, self.family, self.recipe, self.device, self.profile, self.sharding, placement)

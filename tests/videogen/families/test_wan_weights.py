@@ -1,5 +1,6 @@
 """Wan's weights in host memory, an expert or a block at a time, or sharded over ranks: the clip of whole weights."""
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from videogen.errors import RequestError
 from videogen.families.wan_pipeline import schedule_of
 from videogen.parallel.comm import Peers
 from videogen.parallel.sequence import Ulysses
-from videogen.parallel.weights import Placement, taking_turns, wait_at_home
+from videogen.parallel.weights import Placement, _Visitor, taking_turns, wait_at_home
 from videogen.pipeline import Pipeline, open_pipeline
 
 REQUEST = Request("a fox runs", size=(64, 32), frames=9, steps=8, seed=3, negative_prompt="blur", guidance=(4.0, 3.0))
@@ -95,6 +96,39 @@ def test_an_error_leaves_both_experts_at_home() -> None:
         experts[1](torch.zeros(1, 15, 3, 4, 4), *given)
     assert [(each["expert"], each["forwards"]) for each in moves] == [(0, 0), (1, 1), (0, 3), (1, 4)]
     assert here() == [False, False] and not any(each._forward_pre_hooks for each in experts)
+
+
+@pytest.mark.parametrize(
+    ("device", "text", "less"), [("cuda", "visiting", ("offload", "visiting")), ("cpu", "resident", ("whole", "resident"))]
+)
+def test_where_one_expert_is_too_large_the_clip_is_made_block_by_block(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, device: str, text: str, less: tuple[str, str]
+) -> None:
+    """On a CPU with whole weights, where what visits is there twice."""
+    recipe, request = replace(ALL, dtype="float32"), replace(REQUEST, frames=5, steps=4)
+    turns = open_pipeline(str(folders["two"]), recipe, device="cpu", placement=Placement("offload-idle", text=text))
+    come, smaller, gone, moved = _Visitor.come, Pipeline._smaller, list[bool](), list[Any]()
+    experts = [weakref.ref(expert) for expert in turns.load("t2v").transformers]
+
+    def short(visitor: _Visitor, to: torch.device, lane: Any) -> None:
+        come(visitor, to, lane)
+        moved.append(None)
+        if len(moved) == 2:
+            raise torch.OutOfMemoryError("out of memory at the boundary")
+
+    def decided(pipeline: Pipeline) -> Pipeline:
+        gone.extend(expert() is None for expert in experts)
+        pipeline.device = torch.device(device)  # nothing is loaded onto it
+        other = smaller(pipeline)
+        pipeline.device = other.device = CPU
+        return other
+
+    monkeypatch.setattr(_Visitor, "come", short)
+    monkeypatch.setattr(Pipeline, "_smaller", decided)
+    found = turns.render(request)
+    assert found.record["placement"] == {"weights": less[0], "text_encoder": less[1], "moves": []} and gone == [True, True]
+    assert found.record["memory"] == {"attempts": 2, "first": "out of memory at the boundary"}
+    assert np.array_equal(found.frames, opened(folders["two"], "whole", recipe).render(request).frames)
 
 
 def test_block_by_block_and_sharded_over_ranks(folders: dict[str, Path], tmp_path: Path) -> None:
