@@ -109,7 +109,10 @@ class Ladder:
         used, reasons = settled(RECIPES["exact"].savings, self.meter.device, self.dtype)
         place_projections(self.loop.transformer, self.meter.device)
         rows, pipe, state = list[dict[str, Any]](), self.loop.pipe, self.clip.state
+        laid = {name: state.get(name) for name in ("position_ids", "video_indices")}
         for budget in (1.0, *budgets):
+            for name, value in laid.items():  # as they lay before the last budget's tiles
+                state.set(name, value)
             transforms = Transforms(used, Kept(), self.clip.resolved, dict(reasons))
             options = SparseAttention(budget=budget, dense_first=0.0, guard=None) if budget < 1 else OFF
             around = transforms.around_loop(pipe, self.loop.block, self.loop.transformer, state)

@@ -115,12 +115,11 @@ def settle(wanted: Wanted, args: argparse.Namespace, journal: Journal) -> list[C
     return clips
 
 
-def opener(wanted: Wanted, args: argparse.Namespace, peers: Any = None) -> Callable[[Recipe], Renderer]:
-    """Opens a pipeline per number format, over these peers where a clip has several ranks; every other recipe over the same weights."""
+def opener(wanted: Wanted, args: argparse.Namespace, ranks: Any = None) -> Callable[[Recipe], Renderer]:
+    """Opens a pipeline per number format, over these ranks (a `Ulysses`) where there are any; every other recipe shares its weights."""
     opened: dict[str, Any] = {}
 
     def open_renderer(recipe: Recipe) -> Renderer:
-        from videogen.parallel.sequence import Ulysses
         from videogen.parallel.sharding import ALONE
         from videogen.parallel.weights import Placement
         from videogen.pipeline import Pipeline, open_pipeline
@@ -128,7 +127,7 @@ def opener(wanted: Wanted, args: argparse.Namespace, peers: Any = None) -> Calla
         first: Pipeline | None = opened.get(recipe.dtype)
         if first is not None:
             return first.sharing(recipe)  # another recipe over the same weights
-        sharding, placement = ALONE if peers is None else Ulysses(peers), Placement(args.weights, peers, args.text_encoder)
+        sharding, placement = ranks or ALONE, Placement(args.weights, ranks and ranks.peers, args.text_encoder)
         opened[recipe.dtype] = open_pipeline(wanted.source, recipe, device=args.device, sharding=sharding, placement=placement)
         return opened[recipe.dtype]  # type: ignore[no-any-return]
 

@@ -120,11 +120,13 @@ def _render_together(
     """With the other ranks of this replica: the first claims and writes, all render."""
     from videogen.parallel.group import Announced, Together, follow
     from videogen.parallel.join import joined
+    from videogen.parallel.probe import head_groups
+    from videogen.parallel.sequence import Ulysses
 
     device = _place_on_device(args, worker.place)
     with ExitStack() as stack:
         peers = stack.enter_context(joined(worker.place, device))
-        opened = opener(wanted, args, peers)
+        opened = opener(wanted, args, Ulysses(peers, head_groups(peers, device)))
 
         def open_renderer(recipe: Recipe) -> Renderer:
             return Together(opened(recipe), peers)

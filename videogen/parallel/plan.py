@@ -57,10 +57,13 @@ class Device:
     fixed_s: float = 0.5
     host_gbs: float = 25.0
     is_decode_spread: bool = True  # tiles over the ranks of a clip
+    rest_s_per_row: float = REST_S_PER_ROW
+    packing_gbs: float = float("inf")  # what is sent is also cut up, joined and waited for at every layer
 
 
-DEVICES = {  # factors as `published.py` calibrates them, each on one row; h200 is this project's own measurement
-    "h200": Device("h200", 1.0, 139.8, decode_s=10.0),
+EXACT_REST_S_PER_ROW, PACKING_GBS = 11.65e-6, 160.0  # of `exact`, its kernels fused; two ranks of this project (docs/parallel.md)
+DEVICES = {  # factors as `published.py` calibrates them, each on one row; h200 is this project's own measurement of `exact`
+    "h200": Device("h200", 1.0, 139.8, decode_s=4.05, rest_s_per_row=EXACT_REST_S_PER_ROW, packing_gbs=PACKING_GBS),
     "b300": Device("b300", 0.39, 268.0, link="nvlink5", decode_s=5.1),
     "rtx-pro-6000": Device("rtx-pro-6000", 1.84, 95.0, link="pcie5", decode_s=10.8),
     "rtx-6000d": Device("rtx-6000d", 3.34, 84.0, link="pcie5", decode_s=16.0),
@@ -138,7 +141,7 @@ def compute_s(workload: Workload, device: Device, layout: Layout) -> float:
     products = 2 * rows * (4 * HIDDEN * HEADS * HEAD_DIM + 3 * HIDDEN * FFN) * LAYERS / layout.tensor / PRODUCT_FLOPS
     heads = -(-HEADS // ranks)
     attention = 4 * workload.rows**2 * heads * HEAD_DIM * LAYERS / ATTENTION_FLOPS
-    return device.factor * (products + attention + rows * REST_S_PER_ROW)
+    return device.factor * (products + attention + rows * device.rest_s_per_row)
 
 
 def exchange_gb(workload: Workload, layout: Layout) -> float:
@@ -169,7 +172,8 @@ def price(workload: Workload, device: Device, layout: Layout, link_gbs: float, *
     The text encoder stays on a clip's first device where it fits, else it visits from host memory once a clip.
     """
     computing = compute_s(workload, device, layout)
-    exchanging = exchange_gb(workload, layout) / link_gbs * (1 - overlap)
+    sent = exchange_gb(workload, layout)
+    exchanging = sent / link_gbs * (1 - overlap) + sent / device.packing_gbs
     streaming = {"fsdp": PARKED_GB * (1 - 1 / layout.ranks) / link_gbs, "offload": PARKED_GB / device.host_gbs}.get(layout.weights, 0.0)
     decode = device.decode_s * workload.frames / DECODE_FRAMES
     decode *= -(-TILES // layout.ranks) / TILES if device.is_decode_spread else 1

@@ -1,4 +1,4 @@
-"""How fast the ranks of this machine exchange what one H3 layer sends, with and without peer-to-peer; over which transport.
+"""How fast ranks exchange what one H3 layer sends, with and without peer-to-peer, over which transport; and what follows for them.
 
 Each setting runs in processes of its own, because NCCL reads its environment once. `python -m videogen.parallel.probe` is one rank.
 """
@@ -12,18 +12,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from videogen.config import child_environment
 from videogen.doctor.link import Measured, transports
 from videogen.errors import EnvironmentFault, say
+from videogen.parallel.comm import Peers
 from videogen.parallel.join import joined
 from videogen.parallel.mesh import Place
 from videogen.parallel.plan import LAYERS, WORKLOADS, Layout, exchange_gb
+from videogen.parallel.sequence import GROUPS
 
 RUNS, WARM_UP, LIMIT_S = 7, 2, 240.0
+FAST_LINK_GBS = 100.0  # from here on cutting an exchange costs more than it hides: on two H200s over NVLink 2 and 6 % of a forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,24 +82,35 @@ def _wait(running: Sequence["subprocess.Popen[bytes]"]) -> None:
             each.kill()
 
 
-def measure(peers: Any, device: torch.device, shrink: int) -> dict[str, float]:
-    """Gigabytes a second that this rank sends, by workload; the median of exchanges timed one by one."""
-    found = {}
-    for name, size in message_bytes(peers.count, shrink).items():
-        each = max(1, size // max(peers.count - 1, 1) // 2)  # elements for every other rank
-        counts = [each] * peers.count
-        sent = torch.zeros(each * peers.count, dtype=torch.bfloat16, device=device)
-        received, seconds = torch.empty_like(sent), []
-        for run in range(WARM_UP + RUNS):
-            peers.any(False)  # all begin together
-            began = time.perf_counter()
-            peers.exchange(received, sent, counts, counts).wait()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            if run >= WARM_UP:
-                seconds.append(time.perf_counter() - began)
-        found[name] = 2 * each * (peers.count - 1) / statistics.median(seconds) / 1e9
-    return found
+def exchange_gbs(peers: Peers, device: torch.device, size: int) -> float:
+    """Gigabytes a second that this rank sends where it sends `size` bytes in all; the median of exchanges timed one by one."""
+    each = max(1, size // max(peers.count - 1, 1) // 2)  # elements for every other rank
+    counts = [each] * peers.count
+    sent = torch.zeros(each * peers.count, dtype=torch.bfloat16, device=device)
+    received, seconds = torch.empty_like(sent), list[float]()
+    for run in range(WARM_UP + RUNS):
+        peers.any(False)  # all begin together
+        began = time.perf_counter()
+        peers.exchange(received, sent, counts, counts).wait()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        if run >= WARM_UP:
+            seconds.append(time.perf_counter() - began)
+    return 2 * each * (peers.count - 1) / statistics.median(seconds) / 1e9
+
+
+def measure(peers: Peers, device: torch.device, shrink: int) -> dict[str, float]:
+    """Gigabytes a second that this rank sends, by workload."""
+    return {name: exchange_gbs(peers, device, size) for name, size in message_bytes(peers.count, shrink).items()}
+
+
+def head_groups(peers: Peers, device: torch.device) -> int:
+    """Into how many head groups these ranks cut an exchange, by the first one's measurement: one on a fast link, else `GROUPS`."""
+    if peers.count == 1:
+        return 1
+    size = message_bytes(peers.count, 1 if device.type == "cuda" else 64)["h3-t2va-5s"]
+    speed = exchange_gbs(peers, device, size)
+    return peers.same(1 if speed >= FAST_LINK_GBS else GROUPS)
 
 
 def _rank(folder: Path, ranks: int, is_cuda: bool, shrink: int, rank: int) -> None:

@@ -1,5 +1,6 @@
 """Head groups hide the exchange behind attention: less exposed time than in one piece, the same output."""
 
+import time
 from pathlib import Path
 
 import torch
@@ -7,6 +8,8 @@ import torch
 from tests.videogen.parallel.slow_link import Ticks, exposed
 from tests.videogen.parallel.worlds import forked, in_world
 from videogen.parallel.comm import Peers
+from videogen.parallel.probe import head_groups
+from videogen.parallel.sequence import GROUPS
 
 BYTES = 4 * 16 * 4 * 16 * 4  # that leave one of two ranks: queries, keys, values, output
 CARRY_S = 1.0
@@ -22,3 +25,20 @@ def test_head_groups_expose_less_of_a_slow_link(tmp_path: Path) -> None:
         assert halves[1:] == (4, True) and quarters[1:] == (8, True)
         # the first group's queries, keys and values, and the last group's output
         assert abs(halves[0] / plain[0] - 1 / 2) < 1e-6 and abs(quarters[0] / plain[0] - 1 / 4) < 1e-6
+
+
+def test_a_fast_link_is_not_cut_and_every_rank_does_as_the_first(tmp_path: Path) -> None:
+    class Arrived:
+        def wait(self) -> None:
+            pass
+
+    def job(peers: Peers) -> list[int]:
+        found = [head_groups(peers, torch.device("cpu"))]
+        if peers.rank == 0:  # the second rank still finds a slow one
+            peers.send = lambda *_: Arrived()
+        else:
+            peers.send = lambda *_: (time.sleep(0.01), Arrived())[1]
+        return [*found, head_groups(peers, torch.device("cpu"))]
+
+    assert forked(tmp_path, 2, lambda rank: in_world(tmp_path, rank, 2, job)) == [[GROUPS, 1], [GROUPS, 1]]
+    assert head_groups(Peers(0, 1, None, None), torch.device("cpu")) == 1
