@@ -85,7 +85,6 @@ def test_comparing_needs_the_same_thing_on_the_same_machine(
     [
         (["--workload", "nope"], "workload"),
         (["--workload", "pocket-small", "--recipe", "nope"], "recipe"),
-        (["--workload", "pocket-small", "--recipe", "draft"], "not built yet"),
         (["--workload", "pocket-small", "--min-clips", "0"], "--min-clips"),
         (["--workload", "pocket-small", "--gpus", "2"], "--gpus"),
         (["--workload", "pocket-small", "--vs", "exact", "--in-flight", "2"], "--in-flight"),

@@ -120,7 +120,6 @@ def test_the_list_names_every_metric_and_why_one_is_missing() -> None:
     ("argv", "told"),
     [
         (("--recipe", "warp"), "recipe: got 'warp'"),
-        (("--recipe", "draft"), "is not built yet"),
         (("--vs", "nope"), "recipe: got 'nope'"),
         (("--model", "no/such/model"), "model: got"),
         (("--cache-lambda", "-1"), "cache lambda: got -1.0"),

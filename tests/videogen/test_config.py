@@ -1,5 +1,7 @@
 """Requests and recipes refuse what no model could take, before anything loads."""
 
+from dataclasses import replace
+
 import pytest
 
 from videogen.config import Recipe, Request, as_plain, read_environment
@@ -40,11 +42,11 @@ def test_the_workflow_follows_the_pictures() -> None:
     assert Request("p", references=("r.png",)).workflow == "ref2va"
 
 
-def test_a_planned_recipe_is_refused_with_the_truth() -> None:
-    assert find_recipe("plain") == Recipe()
-    for name in unavailable():
-        with pytest.raises(RequestError, match="not built yet"):
-            find_recipe(name)
+def test_recipes_are_what_their_names_say_and_an_unknown_one_is_refused() -> None:
+    assert find_recipe("plain") == Recipe() and not unavailable()
+    turbo, draft = find_recipe("turbo"), find_recipe("draft")
+    assert replace(draft, name="turbo", sparse=turbo.sparse) == turbo and turbo.sparse.budget is None
+    assert draft.sparse.budget == 0.25 and draft.sparse.min_rows == 16_384  # pocket's sequences are shorter: there it is turbo
     with pytest.raises(RequestError, match="expected one of exact"):
         find_recipe("fast")
 

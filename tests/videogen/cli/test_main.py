@@ -99,7 +99,6 @@ def test_inspect_gives_back_a_job_that_makes_the_same_clip(short_model: Path, tm
         (["--prompt", "x", "--size", "100x64"], "size"),
         (["--prompt", "x", "--frames", "9999"], "length"),
         (["--prompt", "x", "--prompt", "y", "--image", "a.png"], "--image"),
-        (["--prompt", "x", "--recipe", "draft"], "not built yet"),
         (["--prompt", "x", "--recipe", "turbo", "--model", "random:h3"], "a file adapters/turbo4.safetensors beside its weights"),
         (["--prompt", "x", "--lora-contract", "ignore"], "--lora FILE"),
         (["--prompt", "x", "--lora", "nowhere.safetensors:0.5"], "nowhere.safetensors, expected an existing"),
