@@ -67,35 +67,39 @@ class Peers:
         return cast(Work, dist.all_to_all_single(received, sent, takes, gives, group=self.group, async_op=True))
 
     def to_heads(self, rows: torch.Tensor, part: Part, heads: Sequence[tuple[int, int]]) -> Pending:
-        """Rows of this rank for heads of this rank: (N, own rows, H, D) to (N, S, own heads, D).
+        """Rows of this rank for heads of this rank: (B, own rows, H, D) to (B, S, own heads, D).
 
-        `heads` are the (begin, end) that every rank takes of H.
+        `heads` are the (begin, end) that every rank takes of H. Rows are copied once on their way; what arrives lies in row order.
         """
         batch, own, _, width = rows.shape
-        sent = torch.cat([rows[:, :, begin:end].reshape(-1) for begin, end in heads])
         mine = heads[self.rank][1] - heads[self.rank][0]
         gives = [batch * own * (end - begin) * width for begin, end in heads]
         takes = [batch * size * mine * width for size in part.sizes]
-        received = sent.new_empty(sum(takes))
+        sent, received = rows.new_empty(sum(gives)), rows.new_empty(sum(takes))
+        for place, (begin, end) in zip(torch.split(sent, gives), heads):
+            place.view(batch, own, end - begin, width).copy_(rows[:, :, begin:end])
 
         def finish() -> torch.Tensor:
-            pieces = [each.view(batch, size, mine, width) for each, size in zip(torch.split(received, takes), part.sizes)]
-            return torch.cat(pieces, 1)
+            if batch == 1:
+                return received.view(1, -1, mine, width)
+            pieces = zip(torch.split(received, takes), part.sizes)
+            return torch.cat([each.view(batch, size, mine, width) for each, size in pieces], 1)
 
         return Pending(self.exchange(received, sent, takes, gives), finish, sent)
 
-    def to_rows(self, out: torch.Tensor, part: Part, heads: Sequence[tuple[int, int]]) -> Pending:
-        """The way back: (B, S, own heads, D) to (B, own rows, heads of all ranks in rank order, D)."""
+    def to_rows(self, out: torch.Tensor, part: Part, heads: Sequence[tuple[int, int]], into: torch.Tensor) -> Pending:
+        """The way back: (B, S, own heads, D) to the heads of all ranks in their places of `into`, (B, own rows, H, D)."""
         batch, _, mine, width = out.shape
-        sent = torch.cat([piece.reshape(-1) for piece in torch.split(out, list(part.sizes), 1)])
+        pieces = torch.split(out, list(part.sizes), 1)
+        sent = out.reshape(-1) if batch == 1 else torch.cat([piece.reshape(-1) for piece in pieces])
         gives = [batch * size * mine * width for size in part.sizes]
         takes = [batch * part.size * (end - begin) * width for begin, end in heads]
         received = sent.new_empty(sum(takes))
 
         def finish() -> torch.Tensor:
-            counts = [end - begin for begin, end in heads]
-            pieces = [each.view(batch, part.size, count, width) for each, count in zip(torch.split(received, takes), counts)]
-            return torch.cat(pieces, 2)
+            for piece, (begin, end) in zip(torch.split(received, takes), heads):
+                into[:, :, begin:end] = piece.view(batch, part.size, end - begin, width)
+            return into
 
         return Pending(self.exchange(received, sent, takes, gives), finish, sent)
 

@@ -201,22 +201,18 @@ class UlyssesProcessor:
     def across(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attend: Attend, groups: int = 1) -> torch.Tensor:
         """(B, own rows, H, D) three times to the same once; `attend` sees (B, S, own heads, D), in `groups` calls.
 
-        All groups are sent at once; a group is attended to, and sent back, while later ones are under way.
+        All groups are sent at once, queries, keys and values apart; a group is attended to, and sent back, while later ones are under way.
         """
         if self.peers.count == 1:
             return attend(query, key, value)
-        batch, own, total, width = query.shape
-        cuts = head_groups(total, self.peers.count, groups)
-        joined = torch.cat((query, key, value))
-        arriving = [self.peers.to_heads(joined, self.part, heads) for heads in cuts]
-        leaving = [self.peers.to_rows(attend(*torch.split(each.wait(), batch)), self.part, heads) for each, heads in zip(arriving, cuts)]
-        if len(cuts) == 1:
-            return leaving[0].wait()
-        out = query.new_empty(batch, own, total, width)
-        for each, heads in zip(leaving, cuts):
-            pieces = torch.split(each.wait(), [end - begin for begin, end in heads], 2)
-            for piece, (begin, end) in zip(pieces, heads):
-                out[:, :, begin:end] = piece
+        cuts = head_groups(query.shape[2], self.peers.count, groups)
+        arriving = [[self.peers.to_heads(part, self.part, heads) for part in (query, key, value)] for heads in cuts]
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        leaving = [
+            self.peers.to_rows(attend(*(part.wait() for part in each)), self.part, heads, out) for each, heads in zip(arriving, cuts)
+        ]
+        for each in leaving:
+            each.wait()
         return out
 
 

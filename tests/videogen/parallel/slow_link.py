@@ -77,6 +77,20 @@ class _Inner:
     _attention_backend = None
 
 
+def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """(B, S, H, D) three times to the same once."""
+    return torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (query, key, value))).transpose(1, 2)
+
+
+def uneven(peers: Peers, groups: int) -> float:
+    """How far attention over the ranks is from attention on one, at most: two in a batch, rows and heads that do not divide."""
+    whole = torch.randn(3, 2, 7, 5, 4, generator=torch.Generator().manual_seed(0))
+    part = peers.part(7)
+    own = slice(part.begin, part.begin + part.size)
+    found = UlyssesProcessor(_Inner(), peers, part, groups).across(*(x[:, own] for x in whole), attention, groups)
+    return float((found - attention(*whole)[:, own]).abs().max())
+
+
 def exposed(peers: Peers, clock: Ticks | Wall, groups: int, *, attend_s: float, bytes_per_s: float) -> tuple[float, int, torch.Tensor]:
     """Seconds of one layer's attention spent waiting for the link, messages, and the output; computing is a sleep by heads."""
     rows, heads, width = 32, 8, 16
@@ -88,7 +102,7 @@ def exposed(peers: Peers, clock: Ticks | Wall, groups: int, *, attend_s: float, 
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         clock.sleep(attend_s * query.shape[2] * peers.count / heads)
-        return torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (query, key, value))).transpose(1, 2)
+        return attention(query, key, value)
 
     out = processor.across(*(x[:, part.begin : part.begin + part.size] for x in whole), attend, groups)
     peers.send = None

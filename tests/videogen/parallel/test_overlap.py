@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from tests.videogen.parallel.slow_link import Ticks, exposed
+from tests.videogen.parallel.slow_link import Ticks, exposed, uneven
 from tests.videogen.parallel.worlds import forked, in_world
 from videogen.parallel.comm import Peers
 from videogen.parallel.probe import head_groups
@@ -17,12 +17,13 @@ CARRY_S = 1.0
 
 def test_head_groups_expose_less_of_a_slow_link(tmp_path: Path) -> None:
     def job(peers: Peers) -> list[tuple[float, int, bool]]:
+        assert max(uneven(peers, 1), uneven(peers, 2)) < 1e-6
         runs = [exposed(peers, Ticks(), groups, attend_s=3.0, bytes_per_s=BYTES / CARRY_S) for groups in (1, 2, 4)]
         return [(seconds, messages, torch.allclose(out, runs[0][2], atol=1e-6)) for seconds, messages, out in runs]
 
     for plain, halves, quarters in forked(tmp_path, 2, lambda rank: in_world(tmp_path, rank, 2, job)):
-        assert plain == (CARRY_S, 2, True)  # in one piece all of it is waited for
-        assert halves[1:] == (4, True) and quarters[1:] == (8, True)
+        assert plain == (CARRY_S, 4, True)  # in one piece all of it is waited for
+        assert halves[1:] == (8, True) and quarters[1:] == (16, True)
         # the first group's queries, keys and values, and the last group's output
         assert abs(halves[0] / plain[0] - 1 / 2) < 1e-6 and abs(quarters[0] / plain[0] - 1 / 4) < 1e-6
 
