@@ -52,6 +52,9 @@ def add_eval(commands: Any, environment: Environment) -> None:
     parser.add_argument(
         "--require", action="append", default=[], metavar="METRIC", help="fail before rendering when this one cannot run (repeatable)"
     )
+    parser.add_argument(
+        "--shard", metavar="I/N", help="measure this share of the prompts (I from 0) and stop; the same command without it makes the report"
+    )
     parser.add_argument("--gate", action="store_true", help="exit 4 on an alarm, or when the oracle cannot show non-inferiority")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
@@ -63,6 +66,10 @@ def run(args: argparse.Namespace) -> int:
     if args.what == ["list"]:
         return _list(args)
     report, paths = _evaluate(args)
+    if args.shard is not None:
+        told = f"shard {args.shard}: {report['prompts']} prompts are in {paths[0]}; the same command without --shard makes the report"
+        args.say(json.dumps(report) if args.json else told)
+        return 0
     if args.json:
         args.say(json.dumps(report, ensure_ascii=False, allow_nan=False))
     else:
@@ -95,9 +102,13 @@ def _evaluate(args: argparse.Namespace) -> tuple[dict[str, Any], list[Path]]:
     if not args.what:
         rendering = Rendering(**given)
         folder = Path(args.output_dir or f"evals/{rendering.arms[0].name}-vs-{rendering.vs}").expanduser()
-        return evaluate_rendering(rendering, Output(folder, args.overwrite, required), logger.debug if args.quiet else logger.info)
+        return evaluate_rendering(
+            rendering, Output(folder, args.overwrite, required), logger.debug if args.quiet else logger.info, args.shard
+        )
     if len(args.what) != 2:
         raise bad("what to evaluate", args.what, "nothing, `list`, or two run folders: NEW REFERENCE", "see `videogen eval --help`")
+    if args.shard is not None:
+        raise bad("--shard beside two run folders", args.shard, "none: nothing is rendered", "drop it")
     if given:
         raise bad("options beside two run folders", sorted(given), "none that render", "drop them: the clips are taken as they are")
     new, reference = (Path(name).expanduser() for name in args.what)

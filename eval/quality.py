@@ -88,15 +88,19 @@ def score_all(
     has_oracle: bool,
     draw: Callable[[Pair], bytes],
     tell: Callable[[str], None],
+    keep: Callable[[Scored], None] | None = None,
+    known: int = 0,
 ) -> list[Scored]:
-    """Score every trial, one in memory at a time."""
+    """Score every trial, one in memory at a time; `keep` gets each as it is done, `known` were done before."""
     rows: list[Scored] = []
-    for number, trial in enumerate(trials, 1):
+    for number, trial in enumerate(trials, known + 1):
         scored = score(trial, metrics, has_oracle=has_oracle, draw=draw)
         state = IDENTICAL if scored.is_identical else f"{len(scored.alarms)} alarms"
         seconds = ", ".join(f"{arm} {stored.seconds:.1f} s" for arm, stored in scored.stored.items())
         tell(f"[{number}/{total}] {scored.name}: {seconds}, {state}")
         rows.append(scored)
+        if keep is not None:
+            keep(scored)
     return rows
 
 

@@ -8,19 +8,24 @@ from typing import Any
 from eval.arms import open_arms
 from eval.fingerprint import fingerprint
 from eval.metrics.registry import Metric, find_metric, too_small, usable
-from eval.quality import make_report, score_all
-from eval.quality_cases import Shape, read_cases
+from eval.quality import Scored, make_report, score_all
+from eval.quality_cases import Case, Shape, read_cases
 from eval.quality_folders import differing_recipe_fields, pair_folders, read_trials
 from eval.quality_html import contact_sheet
+from eval.quality_journal import NAME, TrialJournal, share_of
 from eval.quality_report import FILES, write_report
 from eval.quality_trials import Bench, Trial, other_kernel
 from eval.report_folder import check_free
 from videogen.adapters import settle
-from videogen.config import Recipe, as_plain, read_environment, recipe_record
+from videogen.config import Adapters, Recipe, as_plain, read_environment, recipe_record
 from videogen.errors import EnvironmentFault, bad, say
+from videogen.identity import hash_settings
+from videogen.load import pick_device
 from videogen.media import Encoding
 from videogen.recipes import find_recipe, with_cache, with_sparse
 from videogen.source import find_model, open_family
+
+SHARD_SCHEMA = "videogen.eval-shard/1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +69,31 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Trials that wait to be made, and the facts of the report they belong to."""
+    """Trials that wait to be made, and the facts of the report they belong to; `journal` has those of `names` that are made."""
 
     trials: Iterator[Trial]
     total: int
     facts: dict[str, Any]
+    journal: TrialJournal | None = None
+    names: tuple[str, ...] = ()
 
 
-def evaluate_rendering(rendering: Rendering, output: Output, tell: Callable[[str], None]) -> tuple[dict[str, Any], list[Path]]:
-    """Render both arms and evaluate; returns the report and its files.
+def evaluate_rendering(
+    rendering: Rendering, output: Output, tell: Callable[[str], None], shard: str | None = None
+) -> tuple[dict[str, Any], list[Path]]:
+    """Render both arms and evaluate; returns the report and its files. What a stopped run of the same question measured is taken over.
 
+    With a shard `I/N` only that share is measured and kept, for the run that makes the report.
     Raises RequestError or EnvironmentFault before a weight loads for whatever can be known by then.
     """
     metrics = _metrics(output)
-    return _finish(_plan_rendering(rendering, output, tell), metrics, output, tell)
+    if shard is not None and output.overwrite:
+        raise bad("--overwrite with --shard", shard, "one of the two", "remove the folder: other shards may be at work in it")
+    planned = _plan_rendering(rendering, output, metrics, tell, shard)
+    if shard is None:
+        return _finish(planned, metrics, output, tell)
+    journal = _scored(planned, metrics, tell)[0]
+    return {"schema": SHARD_SCHEMA, "shard": shard, "prompts": planned.total}, [journal]
 
 
 def evaluate_folders(new: Path, reference: Path, output: Output, tell: Callable[[str], None]) -> tuple[dict[str, Any], list[Path]]:
@@ -114,7 +130,9 @@ def _check_sides(required: Sequence[str], height: int, width: int) -> None:
             raise bad(f"--require {name}", reason, "a canvas it can measure", "use a larger --size, or drop --require")
 
 
-def _plan_rendering(rendering: Rendering, output: Output, tell: Callable[[str], None]) -> Planned:
+def _plan_rendering(
+    rendering: Rendering, output: Output, metrics: Sequence[Metric], tell: Callable[[str], None], shard: str | None
+) -> Planned:
     source = find_model(rendering.model, offline=read_environment().offline)
     new, reference = (settle(recipe, source) for recipe in rendering.arms)
     family = open_family(source)
@@ -126,29 +144,78 @@ def _plan_rendering(rendering: Rendering, output: Output, tell: Callable[[str], 
         raise bad("--anchors", num_anchors, f"from 0 to the number of prompts ({len(cases)})", "change it")
     settled = family.resolve(cases[0].request, reference)
     _check_sides(output.required, settled.height, settled.width)
-    arms = open_arms(source, {"reference": reference, "new": new}, rendering.device)
-    pipeline = arms["reference"]
-    bench = Bench(arms["new"], pipeline, pipeline.device, output.folder, num_anchors, Encoding(lossless=rendering.lossless))
+    device = pick_device(rendering.device)
     told = f"{settled.width}x{settled.height}, {settled.frames} frames, {settled.steps} forwards, {settled.workflow}"
-    kernel, _ = other_kernel(pipeline.device)
-    tell(f"{2 * (len(cases) + num_anchors)} clips to render: {len(cases)} prompts in two arms, {num_anchors} with two anchors; {told}")
+    kernel, _ = other_kernel(device)
+    begin, step = (0, 1) if shard is None else share_of(shard)
+    names = tuple(case.name for case in cases[begin::step])
+    asked: dict[str, Any] = {"model": source.identity, "device": device.type, "metrics": [each.name for each in metrics], "code": _code()}
+    asked |= {"lossless": rendering.lossless}
+    questions = {
+        case.name: hash_settings(asked | {"has_anchors": index < num_anchors} | _asked(case, family, (new, reference)))
+        for index, case in enumerate(cases)
+    }
+    journal = TrialJournal(output.folder, questions)
+    if output.overwrite:
+        journal.forget()
+    journal.read()
+    left = {name for name in names if name not in journal.rows}
+    anchored = sum(case.name in left for case in cases[:num_anchors])
+    tell(f"{2 * (len(left) + anchored)} clips to render: {len(left)} prompts in two arms, {anchored} with two anchors; {told}")
+    if len(left) < len(names):
+        tell(f"{len(names) - len(left)} of {len(names)} prompts were measured here before: taken over")
+
+    def trials() -> Iterator[Trial]:
+        if left:
+            arms = open_arms(source, {"reference": reference, "new": new}, rendering.device)
+            encoding = Encoding(lossless=rendering.lossless)
+            yield from Bench(arms["new"], arms["reference"], device, output.folder, num_anchors, encoding).run(cases, left)
+
     facts = {
         "mode": "render",
         "recipes": {"new": recipe_record(new), "reference": recipe_record(reference)},
         "model": source.record(),
         "settings": as_plain(rendering),
-        "settings_text": f"{told} (first prompt), {pipeline.device.type}",
+        "settings_text": f"{told} (first prompt), {device.type}",
         "anchors": {
             "floor": f"the reference with attention kernel '{kernel}' ({num_anchors} prompts)",
             "ceiling": f"the reference with another seed ({num_anchors} prompts)",
         },
     }
-    return Planned(bench.run(cases), len(cases), facts)
+    return Planned(trials(), len(names), facts, journal, names)
+
+
+def _code() -> dict[str, Any]:
+    """What measures: a line of other code answers another question."""
+    found = fingerprint()
+    return {name: found[name] for name in ("software", "commit", "environment")}
+
+
+def _asked(case: Case, family: Any, recipes: tuple[Recipe, Recipe]) -> dict[str, Any]:
+    """Everything that decides a case's two clips."""
+    arms = []
+    for recipe in recipes:
+        resolved = family.resolve(case.request, recipe)
+        settled = as_plain(replace(resolved, inputs=(), notes=(), expand=None))
+        arms.append([settled, as_plain(replace(recipe, adapters=Adapters())), [[each.role, each.sha256] for each in resolved.inputs]])
+    return {"name": case.name, "seed": case.seed, "arms": arms}
+
+
+def _scored(planned: Planned, metrics: Sequence[Metric], tell: Callable[[str], None]) -> tuple[Path, list[Scored], bool]:
+    """The journal's path, every row, and whether the oracle read them."""
+    is_pocket = str(planned.facts["model"]["card"].get("name", "")).startswith("pocket")
+    journal = planned.journal
+    if journal is None:
+        rows = score_all(planned.trials, metrics, total=planned.total, has_oracle=is_pocket, draw=contact_sheet, tell=tell)
+        return Path(), rows, is_pocket
+    known = len(journal.ordered(planned.names))
+    marks = {"total": planned.total, "has_oracle": is_pocket, "draw": contact_sheet, "tell": tell}
+    score_all(planned.trials, metrics, **marks, keep=journal.add, known=known)  # type: ignore[arg-type]
+    return journal.folder / NAME, journal.ordered(planned.names), is_pocket
 
 
 def _finish(planned: Planned, metrics: Sequence[Metric], output: Output, tell: Callable[[str], None]) -> tuple[dict[str, Any], list[Path]]:
-    is_pocket = str(planned.facts["model"]["card"].get("name", "")).startswith("pocket")
+    _, rows, is_pocket = _scored(planned, metrics, tell)
     skipped = "" if is_pocket else "the model is not pocket-h3, the only one whose clips the oracle can read"
-    rows = score_all(planned.trials, metrics, total=planned.total, has_oracle=is_pocket, draw=contact_sheet, tell=tell)
     report = make_report(rows, metrics, planned.facts | {"fingerprint": fingerprint()}, oracle_skipped=skipped)
     return report, write_report(output.folder, report, rows, overwrite=output.overwrite)

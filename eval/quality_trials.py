@@ -1,6 +1,6 @@
 """Renders both arms and the two anchors of every case; measures nothing. Clips under test are kept beside their sidecars."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -92,11 +92,13 @@ class Bench:
     num_anchors: int
     encoding: Encoding
 
-    def run(self, cases: Sequence[Case]) -> Iterator[Trial]:
-        """One trial after another; which arm renders first alternates. A request's own seed gives way to its case's."""
+    def run(self, cases: Sequence[Case], wanted: Container[str] | None = None) -> Iterator[Trial]:
+        """One trial of each wanted case (None: all) after another; which arm renders first alternates. A case's seed is its request's."""
         for arm in ("new", "reference"):
             make_folder(self.folder / arm)
         for index, case in enumerate(cases):
+            if wanted is not None and case.name not in wanted:
+                continue
             order = ("new", "reference") if index % 2 else ("reference", "new")
             results = {arm: self._render(case, arm) for arm in order}
             shown = {arm: self._keep(case, arm, result) for arm, result in results.items()}

@@ -1,0 +1,97 @@
+"""The trials of an evaluation that are scored, one JSON line each in its folder: a stopped run goes on, several share one.
+
+A line belongs to one question: both recipes, the model, what the clip is, the code. Lines of another question are passed over.
+"""
+
+import base64
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eval.metrics.registry import Measured
+from eval.quality import Measures, Scored
+from eval.quality_trials import Stored
+from videogen.errors import bad
+
+NAME = "trials.jsonl"
+
+
+def share_of(which: str) -> tuple[int, int]:
+    """`I/N`, I from 0. Raises RequestError for anything else."""
+    index, _, total = which.partition("/")
+    if not (index.isdecimal() and total.isdecimal() and int(index) < int(total)):
+        raise bad("--shard", which, "I/N with I from 0 to N - 1", "correct it")
+    return int(index), int(total)
+
+
+def as_line(question: str, row: Scored) -> str:
+    """One trial, its contact sheet included; records stay in the sidecars."""
+    found = {name: getattr(row, name) for name in ("name", "prompt", "seed", "is_identical", "curve", "alarms", "judged")}
+    found |= {arm: _plain(getattr(row, arm)) for arm in ("new", "floor", "ceiling")}
+    found |= {"stored": {arm: each.path.name for arm, each in row.stored.items()}, "sheet": base64.b64encode(row.sheet).decode()}
+    return json.dumps({"question": question, **found}) + "\n"
+
+
+def _plain(measures: Measures | None) -> dict[str, Any] | None:
+    return None if measures is None else {name: asdict(each) for name, each in measures.items()}
+
+
+def _measures(plain: dict[str, Any] | None) -> Measures | None:
+    return None if plain is None else {name: Measured(**each) for name, each in plain.items()}
+
+
+def _as_row(line: dict[str, Any], folder: Path) -> Scored:
+    stored = {}
+    for arm, name in line["stored"].items():
+        path = folder / arm / name
+        stored[arm] = Stored(path, json.loads(path.with_suffix(".json").read_text(encoding="utf-8")))
+    new = _measures(line["new"])
+    assert new is not None
+    kept = {name: line[name] for name in ("name", "prompt", "seed", "is_identical", "curve", "alarms", "judged")}
+    sheet = base64.b64decode(line["sheet"], validate=True)
+    return Scored(**kept, new=new, floor=_measures(line["floor"]), ceiling=_measures(line["ceiling"]), stored=stored, sheet=sheet)
+
+
+@dataclass(slots=True)
+class TrialJournal:
+    """The scored trials of one folder by case; `questions` says what each case asks now."""
+
+    folder: Path
+    questions: dict[str, str]
+    rows: dict[str, Scored] = field(default_factory=dict)
+
+    def read(self) -> None:
+        """Take up what is there and can be read; a line cut off, or whose clip's sidecar is gone, is measured again."""
+        path = self.folder / NAME
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+            try:
+                line = json.loads(text)
+                if self.questions.get(line["name"]) == line["question"]:
+                    self.rows[line["name"]] = _as_row(line, self.folder)
+            except (ValueError, KeyError, TypeError, AttributeError, AssertionError, OSError, RecursionError):
+                continue
+
+    def add(self, row: Scored) -> None:
+        """Keep one trial: on disk at once, in one write, so that several processes may share a folder."""
+        path = self.folder / NAME
+        with path.open("ab+") as file:
+            file.seek(0, os.SEEK_END)
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+            is_cut = file.read(1) not in (b"", b"\n")
+            file.write(b"\n" * is_cut + as_line(self.questions[row.name], row).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        self.rows[row.name] = row
+
+    def forget(self) -> None:
+        """Begin anew."""
+        (self.folder / NAME).unlink(missing_ok=True)
+        self.rows.clear()
+
+    def ordered(self, names: Sequence[str]) -> list[Scored]:
+        """The rows of these cases, in their order, those that are there."""
+        return [self.rows[name] for name in names if name in self.rows]

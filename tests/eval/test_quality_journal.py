@@ -1,0 +1,97 @@
+"""An evaluation that is stopped goes on, and shards make the report of one run; what answers another question is measured again."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval.metrics.registry import METRICS
+from eval.quality_cases import Shape
+from eval.quality_journal import NAME
+from eval.quality_run import Output, Rendering, evaluate_rendering
+from videogen.config import Recipe, Request
+from videogen.errors import RequestError
+from videogen.pipeline import Pipeline
+from videogen.result import Result
+
+SHAPE = Shape((96, 64), 22, None, 1)
+
+
+class Counted:
+    """A pipeline that counts its clips and can be stopped before one of them."""
+
+    def __init__(self, pipeline: Pipeline, made: list[str], stop_at: int | None) -> None:
+        self.pipeline, self.made, self.stop_at, self.device = pipeline, made, stop_at, pipeline.device
+
+    def render(self, request: Request) -> Result:
+        if len(self.made) == self.stop_at:
+            raise KeyboardInterrupt
+        self.made.append(request.prompt)
+        return self.pipeline.render(request)
+
+
+@pytest.fixture
+def evaluate(tiny_pipeline: Pipeline, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Evaluates two prompts into a folder: the report, and how many clips were rendered for it."""
+    fast = tuple(metric for metric in METRICS if metric.name in ("psnr", "motion_ratio", "audio_snr"))
+    monkeypatch.setattr("eval.quality_run.usable", lambda: fast)
+
+    def call(folder: Path, shard: str | None = None, stop_at: int | None = None, **changes: Any) -> tuple[Any, int]:
+        made: list[str] = []
+
+        def open_arms(_model: object, recipes: dict[str, Recipe], _device: str) -> dict[str, Counted]:
+            return {arm: Counted(tiny_pipeline.sharing(recipe), made, stop_at) for arm, recipe in recipes.items()}
+
+        monkeypatch.setattr("eval.quality_run.open_arms", open_arms)
+        settings = {"recipe": "exact", "vs": "plain", "prompts": "2", "anchors": 1, "shape": SHAPE, "model": str(tiny_model)} | changes
+        output = Output(folder, overwrite=bool(settings.pop("overwrite", False)))
+        try:
+            return evaluate_rendering(Rendering(**settings), output, lambda _: None, shard)[0], len(made)
+        except KeyboardInterrupt:
+            return None, len(made)
+
+    return call
+
+
+def without_seconds(report: dict[str, Any]) -> dict[str, Any]:
+    """A report less what differs between two runs of one thing."""
+    text = json.dumps({name: report[name] for name in ("summary", "oracle", "gate", "class", "clips", "curves") if name in report})
+    found = json.loads(text)
+    for clip in found["clips"]:
+        for name in ("seconds", "files", "cache"):
+            clip.pop(name, None)
+    found["summary"].pop("seconds", None)
+    return found  # type: ignore[no-any-return]
+
+
+def test_a_stopped_run_goes_on_and_shards_make_the_same_report(evaluate: Any, tmp_path: Path) -> None:
+    whole, made = evaluate(tmp_path / "whole")
+    assert made == 6  # two prompts in two arms, one with both anchors
+    assert evaluate(tmp_path / "cut", stop_at=5) == (None, 5)
+    with (tmp_path / "cut" / NAME).open("a") as file:
+        file.write('{"question": "cut o')
+    report, made = evaluate(tmp_path / "cut")
+    assert made == 2 and without_seconds(report) == without_seconds(whole)
+    for shard, expected in (("0/2", 4), ("1/2", 2)):
+        found, made = evaluate(tmp_path / "parts", shard=shard)
+        assert made == expected and found["prompts"] == 1 and not (tmp_path / "parts" / "eval.json").exists()
+    report, made = evaluate(tmp_path / "parts")
+    assert made == 0 and without_seconds(report) == without_seconds(whole)
+    lines = (tmp_path / "cut" / NAME).read_text().splitlines()
+    assert len(lines) == 3 and json.loads(lines[0])["name"] == "t2va-0000"
+
+
+def test_another_question_is_measured_again_and_a_lost_clip_too(evaluate: Any, tmp_path: Path) -> None:
+    assert evaluate(tmp_path / "a", shard="0/1", anchors=0)[1] == 4
+    assert evaluate(tmp_path / "a", shard="0/1", anchors=0)[1] == 0
+    assert evaluate(tmp_path / "a", shard="0/1", anchors=0, cache_lambda=9.0)[1] == 4
+    assert evaluate(tmp_path / "a", shard="0/1", anchors=1)[1] == 4  # the one that now wants anchors
+    (tmp_path / "a" / "new" / "t2va-0001.json").unlink()
+    assert evaluate(tmp_path / "a", shard="0/1", anchors=1)[1] == 2
+    assert evaluate(tmp_path / "a", anchors=1, overwrite=True)[1] == 6
+    for shard, word in (("2/2", "I/N"), ("x", "I/N")):
+        with pytest.raises(RequestError, match=word):
+            evaluate(tmp_path / "b", shard=shard)
+    with pytest.raises(RequestError, match="remove the folder"):
+        evaluate(tmp_path / "b", shard="0/2", overwrite=True)
