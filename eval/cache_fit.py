@@ -16,13 +16,13 @@ from caches.prior import Prior
 from eval.batched_engine import Batch, measure, shard_of
 from eval.cache_cases import cases_of
 from eval.cache_loss import Tolerances, loss
-from eval.cache_prior import open_prior
 from eval.losses import Losses
 from eval.quality_cases import Case, Shape
 from videogen.config import DEVICES, DTYPES, Recipe, StepCache
 from videogen.jobs.plan import parse_size
 from videogen.jobs.run import write_json
 from videogen.pipeline import open_pipeline
+from videogen.priors import open_prior
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def main() -> None:
     pipeline = open_pipeline(args.model, Recipe(dtype=args.dtype), device=args.device)
     shape = Shape(size=parse_size("--size", args.size) if args.size else None, frames=args.frames, steps=args.steps)
     cases = cases_of("fit", args.clips, args.workflow, shape, pipeline)
-    prior = open_prior(args.prior) if args.prior else None
+    prior = open_prior(args.prior).prior if args.prior else None
     wanted = settings(args.lambdas, args.orders, args.streaks, args.warm_ups, prior)
     kept = {path: Losses(path) for path in {journal(args.out, options) for options in wanted}}
     plans = [(options, kept[journal(args.out, options)]) for options in wanted]

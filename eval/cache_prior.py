@@ -2,31 +2,31 @@
 
 import argparse
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from caches.policy import WARM_UP, Action, Budget, Decision
-from caches.prior import Gram, Prior, read_prior
+from caches.policy import Action, Budget, Decision, History, Step, decide
+from caches.prior import Gram, Prior, foretell
 from caches.step_hook import Channel, State, replaced, watched
 from eval.batched_loop import Group, denoise, grouped, prepare
 from eval.cache_cases import cases_of
 from eval.quality_cases import Case, Shape
 from videogen.config import DEVICES, DTYPES, StepCache
-from videogen.errors import RequestError, bad
 from videogen.families.h3_pipeline import LOOP
 from videogen.jobs.plan import parse_size
 from videogen.jobs.run import write_text
 from videogen.pipeline import Pipeline, open_pipeline
-from videogen.recipes import find_recipe
+from videogen.priors import CAREFUL_START, ORDER, STREAK, prior_text
+from videogen.recipes import WORTH_ROWS, find_recipe
 
 logger = logging.getLogger(__name__)
 
 ROWS = 1024  # of a channel's rows, evenly chosen: inner products of a whole residual are their mean
-TOGETHER = 4  # clips in one batch
-ORDER, STREAK = 3, 6  # with a prior: computed steps combined, less one; most reused in a row
+TOGETHER = 4  # short clips in one batch; of released size one fills a device
+FORESEEN_AT = (0.01, 0.02, 0.03, 0.05)
 
 
 class _Recorder(State):
@@ -63,7 +63,9 @@ def measure_prior(pipeline: Pipeline, cases: Sequence[Case]) -> Prior:
     """The prior of the cases' schedule, from their uncached runs; all must share a workflow and a schedule."""
     sums: dict[str, dict[str, torch.Tensor]] = {"probe": {}, "rest": {}}
     sigmas: dict[str, tuple[float, ...]] = {}
-    for group in grouped(pipeline.load(cases[0].request.workflow), [prepare(pipeline, case) for case in cases], TOGETHER):
+    rows = pipeline.family.estimate(pipeline.family.resolve(cases[0].request, pipeline.recipe)).rows
+    together = TOGETHER if rows < WORTH_ROWS else 1
+    for group in grouped(pipeline.load(cases[0].request.workflow), [prepare(pipeline, case) for case in cases], together):
         recorder = _run(group, pipeline)
         sigmas = {name: tuple(map(float, channel.sigmas[:-1])) for name, channel in group.channels(StepCache()).items()}
         for kind, found in (("probe", recorder.probes), ("rest", recorder.rests)):
@@ -87,22 +89,24 @@ def _grams(tables: Mapping[str, torch.Tensor]) -> dict[str, Gram]:
     return {name: tuple(map(tuple, (table / table.diagonal().mean()).tolist())) for name, table in tables.items()}
 
 
-def with_prior(prior: Prior, warm_up: float = WARM_UP) -> StepCache:
-    """The step cache that a prior makes: what is calibrated, and compared with others."""
-    return StepCache(max_streak=STREAK, video_order=ORDER, audio_order=ORDER, warm_up=warm_up, prior=prior)
+def foreseen(prior: Prior, lam: float, warm_up: float = CAREFUL_START) -> float:
+    """The share of the steps that would be computed at this lambda if every probe looked as usual."""
+    total = len(next(iter(prior.sigmas.values())))
+    budget, history, known = Budget(lam=lam, max_streak=STREAK, warm_up=warm_up), History(), list[int]()
+    for index in range(total):
+        errors = {name: foretell(gram, known[-ORDER - 1 :], index)[1] for name, gram in prior.rest.items()} if known else {}
+        action = decide(budget, history, Step(index, total), errors).action
+        history = history.after(action)
+        known += [index] if action is Action.COMPUTE else []
+    return history.computed / total
 
 
-def open_prior(path: Path, expected: str = "a file that can be read") -> Prior:
-    """A prior file; `expected` says in the message what else there may be.
-
-    Raises RequestError when it is missing or not one.
-    """
-    try:
-        return read_prior(path.read_text(encoding="utf-8"), path.name)
-    except OSError as error:
-        raise bad("--prior", str(path), expected, error.strerror or "check the path") from None
-    except ValueError as error:
-        raise RequestError(str(error)) from None
+def write_prior(path: Path, prior: Prior, pipeline: Pipeline, case: Case) -> Iterator[str]:
+    """The file, and what it foretells, in lines."""
+    write_text(path, prior_text(prior, pipeline.stratum(pipeline.family.resolve(case.request, pipeline.recipe))))
+    yield f"{path}: {prior.clips} clips, {len(next(iter(prior.sigmas.values())))} steps, digest {prior.digest[:12]}"
+    for lam in FORESEEN_AT:
+        yield f"  --cache-lambda {lam:g}: about {foreseen(prior, lam):.0%} of the steps computed, where probes look as usual"
 
 
 def main() -> None:
@@ -122,9 +126,10 @@ def main() -> None:
     args = parser.parse_args()
     pipeline = open_pipeline(args.model, replace(find_recipe(args.recipe), dtype=args.dtype), device=args.device)
     shape = Shape(size=parse_size("--size", args.size) if args.size else None, frames=args.frames, steps=args.steps)
-    prior = measure_prior(pipeline, cases_of("fit", args.clips, args.workflow, shape, pipeline))
-    write_text(args.out, prior.to_json())
-    logger.info("%s: %d clips, %d steps, digest %s", args.out, prior.clips, len(next(iter(prior.sigmas.values()))), prior.digest[:12])
+    cases = cases_of("fit", args.clips, args.workflow, shape, pipeline)
+    prior = measure_prior(pipeline, cases)
+    for line in write_prior(args.out, prior, pipeline, cases[0]):
+        logger.info("%s", line)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from caches.prior import Prior
 from eval.batched_engine import Batch, measure, shard_of
 from eval.cache_cases import cases_of
 from eval.cache_loss import Tolerances
-from eval.cache_prior import ORDER, STREAK, measure_prior, open_prior, with_prior
+from eval.cache_prior import measure_prior, write_prior
 from eval.calibration import Goal, certify, measure_all, walk
 from eval.losses import Losses
 from eval.quality_cases import Case, Shape, read_cases
@@ -20,12 +20,13 @@ from videogen.errors import bad
 from videogen.jobs.plan import parse_size
 from videogen.jobs.run import write_text
 from videogen.pipeline import Pipeline, open_pipeline
+from videogen.priors import ORDER, STREAK, open_prior, with_prior
 from videogen.recipes import find_recipe
 
 logger = logging.getLogger(__name__)
 
 LAMBDAS = "0.005,0.01,0.015,0.02,0.03,0.04,0.06"
-PRIOR_CLIPS = 4
+CLIPS, PRIOR_CLIPS = 52, 4
 
 
 def add_calibrate(commands: Any, environment: Environment) -> None:
@@ -42,7 +43,8 @@ def add_calibrate(commands: Any, environment: Environment) -> None:
     parser.add_argument("--steps", type=int, metavar="N")
     parser.add_argument("--dtype", choices=DTYPES, default="auto")
     parser.add_argument("--device", choices=DEVICES, default="auto")
-    parser.add_argument("--clips", type=int, default=52, metavar="N", help="default: %(default)s (2 violations allow alpha 0.1)")
+    told = f"default: {CLIPS} (2 violations allow alpha 0.1); with --prior-only {PRIOR_CLIPS}"
+    parser.add_argument("--clips", type=int, metavar="N", help=told)
     parser.add_argument("--alpha", type=float, default=0.1, help="share of new clips that may lose too much (default: %(default)s)")
     parser.add_argument("--delta", type=float, default=0.1, help="chance that the calibration misleads (default: %(default)s)")
     parser.add_argument(
@@ -52,6 +54,8 @@ def add_calibrate(commands: Any, environment: Environment) -> None:
     parser.add_argument("--shard", metavar="I/N", help="measure this share of the clips into the journal and stop")
     told = "how residuals of the schedule's steps resemble each other: measure (on clips of the fit part), none, a file, or auto"
     parser.add_argument("--prior", default="auto", metavar="auto|measure|none|FILE", help=f"{told} (measure for fixed requests of H3)")
+    told = "measure the prior alone, for `render --cache-lambda F --cache-prior FILE`: a few clips, and no promise"
+    parser.add_argument("--prior-only", action="store_true", help=told)
     for name, what in (
         ("video", "predict reused video from"),
         ("audio", "predict reused audio from"),
@@ -100,7 +104,7 @@ def _prior(args: argparse.Namespace, shape: Shape, pipeline: Pipeline) -> Prior 
         if args.prompts or pipeline.source.is_wan:
             raise bad("--prior", args.prior, "a model of H3 and its fixed requests", "pass a file, or none")
         return measure_prior(pipeline, cases_of("fit", PRIOR_CLIPS, args.workflow, shape, pipeline))
-    return open_prior(Path(args.prior).expanduser(), "auto, measure, none or a file that can be read")
+    return open_prior(Path(args.prior).expanduser(), "auto, measure, none or a file that can be read").prior
 
 
 def _cases(args: argparse.Namespace, shape: Shape, pipeline: Pipeline) -> list[Case]:
@@ -117,9 +121,20 @@ def _cases(args: argparse.Namespace, shape: Shape, pipeline: Pipeline) -> list[C
     return cases[: args.clips]
 
 
+def _measure_prior(args: argparse.Namespace, shape: Shape, pipeline: Pipeline, output: Path) -> int:
+    """The prior alone, on fixed requests of the fit part or a file's first ones."""
+    if pipeline.source.is_wan or args.engine == "batched" or args.shard:
+        raise bad("--prior-only", "Wan, --engine batched or --shard", "a model of H3, in one process", "drop them")
+    cases = _cases(args, shape, pipeline) if args.prompts else cases_of("fit", args.clips, args.workflow, shape, pipeline)
+    for line in write_prior(output, measure_prior(pipeline, cases), pipeline, cases[0]):
+        args.say(line)
+    return 0
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure, and write the certificate; exit code 0, or 4 when no lambda could be certified."""
-    goal, output = _goal(args), Path(args.output).expanduser()
+    args.clips = args.clips or (PRIOR_CLIPS if args.prior_only else CLIPS)
+    goal, output = None if args.prior_only else _goal(args), Path(args.output).expanduser()
     if output.exists() and not args.overwrite:
         raise bad("--output", str(output), "a new file", "choose another, or pass --overwrite")
     if args.recipe != "plain" and args.engine == "batched":
@@ -129,6 +144,8 @@ def run(args: argparse.Namespace) -> int:
     pipeline = open_pipeline(args.model, replace(find_recipe(args.recipe), dtype=args.dtype), device=args.device)
     size = parse_size("--size", args.size) if args.size else None
     shape = Shape(size=size, frames=args.frames, steps=args.steps)
+    if goal is None:
+        return _measure_prior(args, shape, pipeline, output)
     cases = _cases(args, shape, pipeline)
     goal = replace(goal, options=_options(args, _prior(args, shape, pipeline)))
     losses = Losses(output.with_suffix(".losses.jsonl"))

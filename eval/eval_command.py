@@ -15,6 +15,7 @@ _RENDERING = (
     "recipe",
     "vs",
     "cache_lambda",
+    "cache_prior",
     "sparse_budget",
     "sparse_small",
     "prompts",
@@ -34,6 +35,7 @@ def add_eval(commands: Any, environment: Environment) -> None:
     parser.add_argument("--recipe", metavar="A", help="the recipe under test (default: exact)")
     parser.add_argument("--vs", metavar="B", help="the reference (default: plain, diffusers untouched)")
     parser.add_argument("--cache-lambda", type=float, metavar="F", help="uncertified step cache in the arm under test (0 is off)")
+    parser.add_argument("--cache-prior", metavar="FILE", help="by this prior of `videogen calibrate --prior-only`")
     parser.add_argument("--sparse-budget", type=float, metavar="F", help="sparse attention in the arm under test")
     parser.add_argument("--sparse-small", action="store_true", default=None, help="with tiles and blocks of pocket's size, on a GPU too")
     parser.add_argument("--prompts", metavar="N|FILE", help="first N of the workflow's fixed set, or a job file (default: 8)")

@@ -20,9 +20,9 @@ from caches.prior import Prior
 from caches.step_hook import step_cache
 from eval import peer_cache_dit
 from eval.batched_loop import Group, denoise
-from eval.cache_prior import with_prior
 from videogen.config import StepCache
 from videogen.pocket.packed import unpatchify
+from videogen.priors import with_prior
 
 DEFAULTS = StepCache()
 

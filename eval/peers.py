@@ -19,7 +19,6 @@ from eval.batched_loop import Group, decode, denoise, prepare
 from eval.batched_loss import parts_of
 from eval.cache_cases import cases_of
 from eval.cache_loss import Tolerances, loss
-from eval.cache_prior import open_prior
 from eval.losses import Losses
 from eval.peer_methods import Scope, counting, methods
 from eval.peers_plot import curve_svg
@@ -29,6 +28,7 @@ from videogen.config import DEVICES, DTYPES, Recipe
 from videogen.jobs.plan import parse_size
 from videogen.jobs.run import write_json, write_text
 from videogen.pipeline import Pipeline, open_pipeline
+from videogen.priors import open_prior
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ def main() -> None:
     cases = cases_of("report", args.prompts, args.workflow, shape, pipeline)
     calibration = cases_of("fit", 1, args.workflow, shape, pipeline)[0]
     args.out.mkdir(parents=True, exist_ok=True)
-    prior = open_prior(args.prior) if args.prior else None
+    prior = open_prior(args.prior).prior if args.prior else None
     if args.shard:
         compare(pipeline, shard_of(cases, args.shard), calibration, args.out, prior)
         return

@@ -110,7 +110,7 @@ def _file_cases(path: Path, shape: Shape) -> list[Case]:
         raise bad("--prompts", str(path), "a number or an existing job file", "check the path")
     cases = []
     for index, raw in enumerate(read_jobs(path)):
-        own = {"recipe", "repeat", "output", "cache_lambda", "sparse_budget", "lora", "lora_contract", "lora_fuse"}
+        own = {"recipe", "repeat", "output", "cache_lambda", "cache_prior", "sparse_budget", "lora", "lora_contract", "lora_fuse"}
         unusual = sorted(own & set(raw.values))
         if unusual:
             raise bad(f"{raw.place}: key", unusual[0], "what describes one clip", "remove it: both arms render every line once")

@@ -22,6 +22,7 @@ from videogen.errors import EnvironmentFault, bad, say
 from videogen.identity import hash_settings
 from videogen.load import pick_device
 from videogen.media import Encoding
+from videogen.priors import open_prior
 from videogen.recipes import find_recipe, with_cache, with_sparse
 from videogen.source import find_model, open_family
 
@@ -35,6 +36,7 @@ class Rendering:
     recipe: str = "exact"
     vs: str = "plain"
     cache_lambda: float = 0.0
+    cache_prior: str | None = None
     sparse_budget: float | None = None
     sparse_small: bool = False
     prompts: str = "8"
@@ -49,7 +51,10 @@ class Rendering:
     @property
     def arms(self) -> tuple[Recipe, Recipe]:
         """The recipe under test and the reference. Raises RequestError for a name that is none, or a wrong number."""
-        new, reference = with_cache(find_recipe(self.recipe), self.cache_lambda), find_recipe(self.vs)
+        if self.cache_prior and not self.cache_lambda:
+            raise bad("--cache-prior", self.cache_prior, "--cache-lambda beside it", "add the error that may be expected of a reuse")
+        prior = open_prior(Path(self.cache_prior).expanduser(), what="--cache-prior") if self.cache_prior else None
+        new, reference = with_cache(find_recipe(self.recipe), self.cache_lambda, prior), find_recipe(self.vs)
         new = new if self.sparse_budget is None else with_sparse(new, self.sparse_budget)
         if self.sparse_small:
             new = replace(new, sparse=replace(new.sparse, min_rows=0, tile=(8, 2, 2), block=(32, 16)))

@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from caches.certificate import Certificate
+from caches.certificate import Certificate, Fingerprint
 from caches.policy import WARM_UP
 from caches.prior import Prior
 from lora.contract import Contract
@@ -90,7 +90,8 @@ class StepCache:
     of the polynomial that replaces a reused step (0 copies), drift_order that of the one drift is measured from; warm_up is the
     share of the steps that is computed first in any case; streams says whether the two forwards of a guided step decide each or
     together, the unconditional one then following the other. prior is what was measured of the schedule's residuals: reused steps are
-    then the best linear combination of the last order + 1 computed ones, and lambda is the error expected of that.
+    then the best linear combination of the last order + 1 computed ones, and lambda is the error expected of that; prior_file is
+    the name of its file and prior_of where it was measured.
 
     A certificate sets all of them for the requests of its stratum; for requests of none's `on_mismatch` is `refuse` or `compute`.
     """
@@ -103,6 +104,8 @@ class StepCache:
     warm_up: float = WARM_UP
     streams: str = "each"
     prior: Prior | None = None
+    prior_file: str = ""
+    prior_of: Fingerprint | None = None
     certificates: tuple[Certificate, ...] = ()
     on_mismatch: str = "refuse"
 

@@ -29,6 +29,7 @@ from videogen.media import to_uint8
 from videogen.memory import collect, once_more
 from videogen.parallel.sharding import ALONE, Sharding
 from videogen.parallel.weights import WHOLE, Placement
+from videogen.priors import uncertified_prior
 from videogen.progress import OnEvent, PhaseClock, StopFlag, ignore
 from videogen.recipes import find_recipe
 from videogen.result import RawClip, Result
@@ -158,6 +159,9 @@ class Pipeline:
 
     def _render(self, resolved: Resolved, used_seed: int, on_event: OnEvent, stop: StopFlag | None) -> Result:
         cache, note = certified(self.recipe.cache, self.stratum(resolved))
+        if (prior := uncertified_prior(cache)) is not None:
+            prior.check(resolved)
+            note = note or prior.told(self.stratum(resolved))
         if note:
             logger.warning("%s", note)
         started, clock = _now(), PhaseClock(on_event, self.sharding.stop(stop or StopFlag()))

@@ -9,6 +9,7 @@ from videogen.attention.options import SparseAttention
 from videogen.certificates import open_certificate
 from videogen.config import EXPERTS, SHIPPED, Adapters, AdapterUse, Recipe, StepCache
 from videogen.errors import bad
+from videogen.priors import CAREFUL_START, MeasuredPrior, with_prior
 from videogen.transforms.options import Savings
 
 EXACT = Savings(  # every part that is bit-identical
@@ -45,12 +46,14 @@ PLANNED: dict[str, str] = {
 UNCERTIFIED, SPARSE, ADAPTED = "+cache", "+sparse", "+lora"
 
 
-def with_cache(recipe: Recipe, lam: float) -> Recipe:
-    """The recipe with an uncertified step cache, and a name that says so; lambda 0 leaves the recipe as it is.
+def with_cache(recipe: Recipe, lam: float, prior: MeasuredPrior | None = None) -> Recipe:
+    """The recipe with an uncertified step cache, by a prior where there is one, and a name that says so; lambda 0 leaves it as it is.
 
     Raises RequestError for a lambda that is not a finite number of at least 0.
     """
     cache = StepCache(lam=lam)
+    if prior is not None:
+        cache = replace(with_prior(prior.prior, CAREFUL_START), lam=lam, prior_file=prior.file, prior_of=prior.of)
     return replace(recipe, name=recipe.name + UNCERTIFIED, cache=cache) if lam else recipe
 
 

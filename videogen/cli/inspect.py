@@ -44,7 +44,7 @@ def read_record(path: Path) -> dict[str, Any]:
 def as_job(record: dict[str, Any]) -> dict[str, Any]:
     """A job line that asks for the same clip. Pictures are named as they were; their folder is not stored.
 
-    A clip made with `--certificate FILE` needs that option again: a job has no key for it.
+    A clip made with `--certificate FILE` needs that option again: a job has no key for it. A prior is named as its file was.
     """
     resolved = record["resolved"]
     job = {key: resolved[key] for key in _JOB_KEYS} | {"size": f"{resolved['width']}x{resolved['height']}"}
@@ -52,6 +52,7 @@ def as_job(record: dict[str, Any]) -> dict[str, Any]:
     job |= adapter_job(record["recipe"].get("adapters", {}), job["recipe"])
     if record["cache"]["lambda"] and not record["cache"].get("certificate"):  # a certified recipe brings its own
         job["cache_lambda"] = record["cache"]["lambda"]
+        job |= {"cache_prior": name} if (name := record["recipe"].get("cache", {}).get("prior_file")) else {}
     if record.get("attention", {}).get("budget") is not None:
         job["sparse_budget"] = record["attention"]["budget"]
     for item in record.get("inputs", []):

@@ -45,24 +45,12 @@ def add_request_options(parser: argparse.ArgumentParser, environment: Environmen
     named = ", ".join([*RECIPES, *(f"{name} (not yet)" if name in unavailable() else name for name in PLANNED)])
     how.add_argument("--recipe", default="exact", metavar="NAME", help=f"one of {named}")
     how.add_argument(
-        "--cache-lambda",
-        type=float,
-        metavar="F",
-        help="uncertified step cache: reuse steps while the drift is at most F (0 is off); quality is not promised",
-    )
-    how.add_argument(
         "--sparse-budget",
         type=float,
         metavar="F",
         help="sparse attention: the share of video key blocks computed exactly (above 0, up to 1); quality is not promised",
     )
-    how.add_argument("--certificate", metavar="FILE", help="step cache as far as this file of `videogen calibrate` allows")
-    how.add_argument(
-        "--cache-mismatch",
-        choices=("refuse", "compute"),
-        default="refuse",
-        help="when the certificate is for other requests than this one: stop (default), or compute every step",
-    )
+    _add_cache_options(how)
     _add_adapter_options(how)
     how.add_argument("--dtype", choices=DTYPES, help="number format (default: the recipe's)")
     how.add_argument("--device", choices=DEVICES, default="auto")
@@ -87,6 +75,24 @@ def _add_expansion(what: Any) -> None:
         metavar="SOURCE",
         help="complete short prompts, yours first and unchanged: own (default, the model's text encoder), template, pocket, embedded, "
         "a folder, a .gguf file, a cached hub id, or an OpenAI-compatible address; nothing is downloaded",
+    )
+
+
+def _add_cache_options(how: Any) -> None:
+    how.add_argument(
+        "--cache-lambda",
+        type=float,
+        metavar="F",
+        help="uncertified step cache: reuse steps while the drift is at most F (0 is off); quality is not promised",
+    )
+    told = "with --cache-lambda: a file of `videogen calibrate --prior-only`; F is then the error expected of a reuse (0.01 to 0.03)"
+    how.add_argument("--cache-prior", metavar="FILE", help=told)
+    how.add_argument("--certificate", metavar="FILE", help="step cache as far as this file of `videogen calibrate` allows")
+    how.add_argument(
+        "--cache-mismatch",
+        choices=("refuse", "compute"),
+        default="refuse",
+        help="when the certificate is for other requests than this one: stop (default), or compute every step",
     )
 
 
@@ -146,6 +152,7 @@ def read_raw_jobs(args: argparse.Namespace) -> list[RawJob]:
     if not jobs:
         raise RequestError(say("jobs", "none", "at least one --prompt or job file", 'try --prompt "a red circle moves right"'))
     args.lora = None if args.lora is None else [_from_here(text) for text in args.lora]
+    args.cache_prior = None if args.cache_prior is None else str(user_path("--cache-prior", args.cache_prior).absolute())
     if args.expand is not None and is_there(user_path("--expand", args.expand or ".")):
         args.expand = _from_here(args.expand)
     for job in jobs:
@@ -160,7 +167,7 @@ def _from_here(adapter: str) -> str:
 
 def _fill(job: RawJob, args: argparse.Namespace) -> None:
     """Lay the flags that were given over a job; length and size are each one choice in several spellings."""
-    singles = (("steps",), ("seed",), ("repeat",), ("cache_lambda",), ("sparse_budget",), ("lora",), ("expand",))
+    singles = (("steps",), ("seed",), ("repeat",), ("cache_lambda",), ("cache_prior",), ("sparse_budget",), ("lora",), ("expand",))
     guiding = (("negative_prompt",), ("guidance",))
     adapters = (("lora_contract",), ("lora_fuse",))
     groups: Sequence[tuple[str, ...]] = (("frames", "seconds"), ("size", "width", "height"), *singles, *guiding, *adapters)

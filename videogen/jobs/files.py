@@ -20,7 +20,7 @@ ALIASES = {"num_frames": "frames", "num_inference_steps": "steps", "first_image"
 KEYS = frozenset(
     {"prompt", "image", "last_image", "references", "size", "width", "height", "frames", "seconds", "steps", "seed"}
     | {"recipe", "id", "tags", "output", "repeat", "round_size", "cache_lambda", "sparse_budget", "expand", "negative_prompt"}
-    | {"guidance"}
+    | {"guidance", "cache_prior"}
     | {"lora", "lora_contract", "lora_fuse"}
 )
 _MAX_JOBS = 100_000

@@ -13,7 +13,8 @@ from videogen.identity import hash_settings
 from videogen.jobs.files import MEDIA_KEYS, RawJob
 from videogen.jobs.journal import Journal
 from videogen.jobs.names import check_template, distinct, render_name
-from videogen.jobs.values import adapter_use, flag, listed, media_path, number, scales, text_source, whole
+from videogen.jobs.values import adapter_use, cache_prior, flag, listed, media_path, number, scales, text_source, whole
+from videogen.priors import uncertified_prior
 from videogen.recipes import find_recipe, with_adapters, with_cache, with_sparse
 
 MAX_REPEAT = 10_000
@@ -98,7 +99,12 @@ def _with_options(recipe: Recipe, raw: RawJob) -> Recipe:
     """The recipe with the job's own step cache, sparse attention and adapters."""
     place, given = raw.place, raw.values
     if "cache_lambda" in given:
-        recipe = with_cache(recipe, number(place, "cache_lambda", given["cache_lambda"], "a number"))
+        prior = cache_prior(place, given["cache_prior"], raw.folder) if "cache_prior" in given else None
+        recipe = with_cache(recipe, number(place, "cache_lambda", given["cache_lambda"], "a number"), prior)
+    elif "cache_prior" in given:
+        raise bad(
+            "cache_prior", given["cache_prior"], "cache_lambda beside it", "add --cache-lambda, the error that may be expected of a reuse"
+        )
     if "sparse_budget" in given:
         recipe = with_sparse(recipe, number(place, "sparse_budget", given["sparse_budget"], "a number"))
     uses = [adapter_use(place, value, raw.folder) for value in listed(given.get("lora", []))]
@@ -116,6 +122,8 @@ def _drafts_of(raw: RawJob, family: Family, recipe: Recipe, read_adapters: Calla
     try:
         chosen = read_adapters(_with_options(chosen, raw))
         resolved = family.resolve(request, chosen)
+        if (prior := uncertified_prior(chosen.cache)) is not None:
+            prior.check(resolved)
         output = check_template(str(raw.values.get("output", "")))
         if resolved.seed is not None and resolved.seed + repeat - 1 > MAX_SEED:
             raise bad("seed", resolved.seed, f"at most {MAX_SEED} with {repeat} repeats, each one higher", "lower seed")
@@ -162,7 +170,8 @@ def identity_settings(draft: Draft, model_identity: str, encoding: Any) -> dict[
     kept = {key: value for key, value in settled.items() if key not in ("inputs", "notes", "seed", "expand")}
     kept |= {"expand": draft.resolved.expand.identity} if draft.resolved.expand else {}
     inputs = [[item.role, item.sha256] for item in draft.resolved.inputs]
-    recipe = as_plain(replace(draft.recipe, adapters=Adapters()))  # the resolved values name adapters by content, not by path
+    unnamed = replace(draft.recipe.cache, prior_file="")  # a prior counts by content, as adapters do in the resolved values
+    recipe = as_plain(replace(draft.recipe, adapters=Adapters(), cache=unnamed))
     return kept | {"inputs": inputs, "model": model_identity, "encoding": as_plain(encoding), "recipe": recipe}
 
 

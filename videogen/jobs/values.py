@@ -8,6 +8,7 @@ from typing import Any
 from videogen.config import SHIPPED, AdapterUse
 from videogen.errors import bad
 from videogen.places import user_path
+from videogen.priors import MeasuredPrior, open_prior
 from videogen.recipes import parse_adapter
 from videogen.text.source import TextSource, find_text_source
 
@@ -67,6 +68,13 @@ def scales(place: str, value: Any) -> tuple[float, ...]:
 def listed(value: Any) -> list[Any]:
     """A list, or the one value in a list."""
     return [*value] if isinstance(value, list | tuple) else [value]
+
+
+def cache_prior(place: str, value: Any, folder: Path) -> MeasuredPrior:
+    """The prior that a job names; a relative path starts at the job file's folder."""
+    if not isinstance(value, str) or not value:
+        raise bad(f"{place}: cache_prior", value, "a file of `videogen calibrate --prior-only`", "correct cache_prior")
+    return open_prior(folder / user_path(f"{place}: cache_prior", value), what=f"{place}: cache_prior")
 
 
 def adapter_use(place: str, value: Any, folder: Path) -> AdapterUse:
