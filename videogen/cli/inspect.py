@@ -89,12 +89,12 @@ def adapter_lines(adapters: dict[str, Any]) -> list[str]:
     return lines
 
 
-def cache_lines(cache: dict[str, Any]) -> list[str]:
-    """What the step cache did, step by step: `#` computed, `.` reused, and the reasons with their counts."""
+def cache_lines(cache: dict[str, Any], prior: str = "") -> list[str]:
+    """What the step cache did, step by step: `#` computed, `.` reused, and the reasons with their counts; `prior` is its file."""
     bar = "".join("." if step["action"] == "reuse" else "#" for step in cache["steps"])
     promise = "certificate " + str(cache["certificate"]) if cache["certificate"] else "no certificate: quality is not promised"
     lines = [
-        f"cache     lambda {cache['lambda']:g}: {cache['reused']} of {len(cache['steps'])} steps reused; {promise}",
+        f"cache     lambda {cache['lambda']:g}{prior and f' by prior {prior}'}: {cache['reused']} of {len(cache['steps'])} steps reused; {promise}",
         f"          {bar}  (# computed, . reused)",
         "          " + ", ".join(f"{reason} {count}" for reason, count in cache["reasons"].items()),
     ]
@@ -116,7 +116,7 @@ def as_lines(record: dict[str, Any]) -> list[str]:
     if record.get("adapters", {}).get("attached"):
         lines += adapter_lines(record["adapters"])
     if record["cache"]["lambda"]:
-        lines += cache_lines(record["cache"])
+        lines += cache_lines(record["cache"], record["recipe"].get("cache", {}).get("prior_file", ""))
     elif note := record["cache"].get("note"):
         lines.append(f"cache     {note}")
     lines.append("stages    " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in record["stages_s"].items()))
