@@ -93,8 +93,9 @@ def cache_lines(cache: dict[str, Any], prior: str = "") -> list[str]:
     """What the step cache did, step by step: `#` computed, `.` reused, and the reasons with their counts; `prior` is its file."""
     bar = "".join("." if step["action"] == "reuse" else "#" for step in cache["steps"])
     promise = "certificate " + str(cache["certificate"]) if cache["certificate"] else "no certificate: quality is not promised"
+    rule = f"lambda {cache['lambda']:g}{prior and f' by prior {prior}'}"
     lines = [
-        f"cache     lambda {cache['lambda']:g}{prior and f' by prior {prior}'}: {cache['reused']} of {len(cache['steps'])} steps reused; {promise}",
+        f"cache     {rule}: {cache['reused']} of {len(cache['steps'])} steps reused; {promise}",
         f"          {bar}  (# computed, . reused)",
         "          " + ", ".join(f"{reason} {count}" for reason, count in cache["reasons"].items()),
     ]
