@@ -105,8 +105,7 @@ class Bench:
 
                 def forward() -> torch.Tensor:
                     loop.forward()
-                    velocity: torch.Tensor = loop.rows.noise_pred
-                    return velocity
+                    return torch.cat([loop.rows.noise_pred.flatten(), loop.rows.audio_noise_pred.flatten()])
 
                 yield forward
         finally:
@@ -114,7 +113,7 @@ class Bench:
                 state.set(name, value)
 
     def forwards(self, arm: Arm, runs: int) -> tuple[dict[str, Any], torch.Tensor]:
-        """Seconds of each rank's forwards, all begun together, after one of a single block; and the velocity."""
+        """Seconds of each rank's forwards, all begun together, after one of a single block; and the velocities of video and sound."""
         model = self.loop.transformer
         with only_first_block(model), self._around(arm) as forward:
             forward()
