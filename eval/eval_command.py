@@ -67,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
     """Evaluate, or list the metrics; exit code 0, 4 when `--gate` is asked for and fails."""
     if args.what == ["list"]:
         return _list(args)
+    if args.gate and args.shard is not None:
+        raise bad("--gate with --shard", args.shard, "one of the two", "drop --gate: it judges the report, which no shard makes")
     report, paths = _evaluate(args)
     if args.shard is not None:
         told = f"shard {args.shard}: {report['prompts']} prompts are in {paths[0]}; the same command without --shard makes the report"

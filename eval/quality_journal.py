@@ -1,12 +1,14 @@
 """The trials of an evaluation that are scored, one JSON line each in its folder: a stopped run goes on, several share one.
 
-A line belongs to one question: both recipes, the model, what the clip is, the code. Lines of another question are passed over.
+A line belongs to one question: both recipes, the model, what the clip is, the code. Lines of another question are passed over, and
+so are those whose clips were replaced since.
 """
 
 import base64
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ from typing import Any
 from eval.metrics.registry import Measured
 from eval.quality import Measures, Scored
 from eval.quality_trials import Stored
-from videogen.errors import bad
+from eval.report_folder import make_folder
+from videogen.errors import EnvironmentFault, bad, say
+from videogen.identity import hash_settings
 
 NAME = "trials.jsonl"
 
@@ -28,11 +32,17 @@ def share_of(which: str) -> tuple[int, int]:
 
 
 def as_line(question: str, row: Scored) -> str:
-    """One trial, its contact sheet included; records stay in the sidecars."""
+    """One trial, its contact sheet included; records stay in the sidecars, of which the line knows the digests."""
     found = {name: getattr(row, name) for name in ("name", "prompt", "seed", "is_identical", "curve", "alarms", "judged")}
     found |= {arm: _plain(getattr(row, arm)) for arm in ("new", "floor", "ceiling")}
-    found |= {"stored": {arm: each.path.name for arm, each in row.stored.items()}, "sheet": base64.b64encode(row.sheet).decode()}
+    stored = {arm: [each.path.name, _digest(json.dumps(each.record))] for arm, each in row.stored.items()}
+    found |= {"stored": stored, "sheet": base64.b64encode(row.sheet).decode()}
     return json.dumps({"question": question, **found}) + "\n"
+
+
+def _digest(record: str) -> str:
+    """Of a sidecar's content, however it is written."""
+    return hash_settings(json.loads(record))
 
 
 def _plain(measures: Measures | None) -> dict[str, Any] | None:
@@ -45,14 +55,26 @@ def _measures(plain: dict[str, Any] | None) -> Measures | None:
 
 def _as_row(line: dict[str, Any], folder: Path) -> Scored:
     stored = {}
-    for arm, name in line["stored"].items():
+    for arm, (name, digest) in line["stored"].items():
         path = folder / arm / name
-        stored[arm] = Stored(path, json.loads(path.with_suffix(".json").read_text(encoding="utf-8")))
+        text = path.with_suffix(".json").read_text(encoding="utf-8")
+        if not path.is_file() or _digest(text) != digest:
+            raise ValueError(f"{path} is gone, or of another run")
+        stored[arm] = Stored(path, json.loads(text))
     new = _measures(line["new"])
     assert new is not None
     kept = {name: line[name] for name in ("name", "prompt", "seed", "is_identical", "curve", "alarms", "judged")}
     sheet = base64.b64decode(line["sheet"], validate=True)
     return Scored(**kept, new=new, floor=_measures(line["floor"]), ceiling=_measures(line["ceiling"]), stored=stored, sheet=sheet)
+
+
+@contextmanager
+def _disk(path: Path) -> Iterator[Path]:
+    try:
+        yield path
+    except OSError as error:
+        advice = f"{error.strerror or error}; make room, then run the same command to go on"
+        raise EnvironmentFault(say("file", str(path), "a file that can be read and written", advice)) from None
 
 
 @dataclass(slots=True)
@@ -63,10 +85,17 @@ class TrialJournal:
     questions: dict[str, str]
     rows: dict[str, Scored] = field(default_factory=dict)
 
+    def prepare(self) -> None:
+        """Make the folder and see whether lines can be added. Raises EnvironmentFault where the disk refuses."""
+        make_folder(self.folder)
+        with _disk(self.folder / NAME) as path, path.open("ab"):
+            pass
+
     def read(self) -> None:
-        """Take up what is there and can be read; a line cut off, or whose clip's sidecar is gone, is measured again."""
-        path = self.folder / NAME
-        for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+        """Take up what is there and can be read; a line cut off, or whose clips are gone or others, is measured again."""
+        with _disk(self.folder / NAME) as path:
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+        for text in lines:
             try:
                 line = json.loads(text)
                 if self.questions.get(line["name"]) == line["question"]:
@@ -75,9 +104,11 @@ class TrialJournal:
                 continue
 
     def add(self, row: Scored) -> None:
-        """Keep one trial: on disk at once, in one write, so that several processes may share a folder."""
-        path = self.folder / NAME
-        with path.open("ab+") as file:
+        """Keep one trial: on disk at once, in one write, so that several processes may share a folder.
+
+        Raises EnvironmentFault where the disk refuses.
+        """
+        with _disk(self.folder / NAME) as path, path.open("ab+") as file:
             file.seek(0, os.SEEK_END)
             if file.tell():
                 file.seek(-1, os.SEEK_END)
@@ -89,7 +120,8 @@ class TrialJournal:
 
     def forget(self) -> None:
         """Begin anew."""
-        (self.folder / NAME).unlink(missing_ok=True)
+        with _disk(self.folder / NAME) as path:
+            path.unlink(missing_ok=True)
         self.rows.clear()
 
     def ordered(self, names: Sequence[str]) -> list[Scored]:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from eval.arms import open_arms
 from eval.fingerprint import fingerprint
 from eval.metrics.registry import Metric, find_metric, too_small, usable
@@ -18,13 +20,15 @@ from eval.quality_trials import Bench, Trial, other_kernel
 from eval.report_folder import check_free
 from videogen.adapters import settle
 from videogen.config import Adapters, Recipe, as_plain, read_environment, recipe_record
+from videogen.device_profile import read_profile
 from videogen.errors import EnvironmentFault, bad, say
-from videogen.identity import hash_settings
+from videogen.identity import hash_file, hash_settings
 from videogen.load import pick_device
 from videogen.media import Encoding
 from videogen.priors import open_prior
 from videogen.recipes import find_recipe, with_cache, with_sparse
 from videogen.source import find_model, open_family
+from videogen.transforms.cpu_bfloat16 import has_fast_bfloat16
 
 SHARD_SCHEMA = "videogen.eval-shard/1"
 
@@ -154,16 +158,16 @@ def _plan_rendering(
     kernel, _ = other_kernel(device)
     begin, step = (0, 1) if shard is None else share_of(shard)
     names = tuple(case.name for case in cases[begin::step])
-    asked: dict[str, Any] = {"model": source.identity, "device": device.type, "metrics": [each.name for each in metrics], "code": _code()}
-    asked |= {"lossless": rendering.lossless}
+    asked: dict[str, Any] = {"model": source.identity, "device": _device(device), "metrics": [each.name for each in metrics]}
+    asked |= {"lossless": rendering.lossless, "code": _code()}
     questions = {
         case.name: hash_settings(asked | {"has_anchors": index < num_anchors} | _asked(case, family, (new, reference)))
         for index, case in enumerate(cases)
     }
     journal = TrialJournal(output.folder, questions)
-    if output.overwrite:
-        journal.forget()
-    journal.read()
+    journal.prepare()
+    if not output.overwrite:
+        journal.read()
     left = {name for name in names if name not in journal.rows}
     anchored = sum(case.name in left for case in cases[:num_anchors])
     tell(f"{2 * (len(left) + anchored)} clips to render: {len(left)} prompts in two arms, {anchored} with two anchors; {told}")
@@ -173,6 +177,9 @@ def _plan_rendering(
     def trials() -> Iterator[Trial]:
         if left:
             arms = open_arms(source, {"reference": reference, "new": new}, rendering.device)
+            if output.overwrite:  # the report too, so that a stopped run can go on without --overwrite
+                journal.forget()
+                (output.folder / FILES[0]).unlink(missing_ok=True)
             encoding = Encoding(lossless=rendering.lossless)
             yield from Bench(arms["new"], arms["reference"], device, output.folder, num_anchors, encoding).run(cases, left)
 
@@ -191,9 +198,18 @@ def _plan_rendering(
 
 
 def _code() -> dict[str, Any]:
-    """What measures: a line of other code answers another question."""
-    found = fingerprint()
-    return {name: found[name] for name in ("software", "commit", "environment")}
+    """What renders and measures, by content: a line of other code answers another question."""
+    root = Path(__file__).parents[1]
+    files = (path for name in ("caches", "eval", "lora", "videogen") for path in (root / name).rglob("*"))
+    found = {path.relative_to(root).as_posix(): hash_file(path) for path in files if path.suffix in (".py", ".jsonl")}
+    return {"software": fingerprint()["software"], "files": hash_settings(found)}
+
+
+def _device(device: torch.device) -> list[Any]:
+    """What `auto` depends on: the kind of device, and what doctor saved of this one. Which of several, and its threads, decide nothing."""
+    profile = read_profile(device, read_environment())
+    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else f"bfloat16: {has_fast_bfloat16()}"
+    return [device.type, kind, profile and [profile.attention, profile.matmul]]
 
 
 def _asked(case: Case, family: Any, recipes: tuple[Recipe, Recipe]) -> dict[str, Any]:
@@ -201,8 +217,10 @@ def _asked(case: Case, family: Any, recipes: tuple[Recipe, Recipe]) -> dict[str,
     arms = []
     for recipe in recipes:
         resolved = family.resolve(case.request, recipe)
-        settled = as_plain(replace(resolved, inputs=(), notes=(), expand=None))
-        arms.append([settled, as_plain(replace(recipe, adapters=Adapters())), [[each.role, each.sha256] for each in resolved.inputs]])
+        settled = as_plain(replace(resolved, inputs=(), notes=(), expand=None))  # adapters are in it, by content
+        seen = [[each.role, each.sha256] for each in resolved.inputs]
+        expand = resolved.expand and resolved.expand.identity
+        arms.append([settled, as_plain(replace(recipe, adapters=Adapters())), seen, expand])
     return {"name": case.name, "seed": case.seed, "arms": arms}
 
 

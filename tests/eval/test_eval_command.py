@@ -146,6 +146,7 @@ def test_the_list_names_every_metric_and_why_one_is_missing() -> None:
         (("here", "there"), "run folder: got 'here'"),
         (("here", "there", "--steps", "3", "--recipe", "exact"), "['recipe', 'shape'], expected none that render"),
         (("--output-dir", "LINES"), "expected a folder"),
+        (("--gate", "--shard", "0/2"), "--gate with --shard"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_rendered(

@@ -11,7 +11,7 @@ from eval.quality_cases import Shape
 from eval.quality_journal import NAME
 from eval.quality_run import Output, Rendering, evaluate_rendering
 from videogen.config import Recipe, Request
-from videogen.errors import RequestError
+from videogen.errors import EnvironmentFault, RequestError
 from videogen.pipeline import Pipeline
 from videogen.result import Result
 
@@ -82,16 +82,42 @@ def test_a_stopped_run_goes_on_and_shards_make_the_same_report(evaluate: Any, tm
     assert len(lines) == 3 and json.loads(lines[0])["name"] == "t2va-0000"
 
 
-def test_another_question_is_measured_again_and_a_lost_clip_too(evaluate: Any, tmp_path: Path) -> None:
-    assert evaluate(tmp_path / "a", shard="0/1", anchors=0)[1] == 4
-    assert evaluate(tmp_path / "a", shard="0/1", anchors=0)[1] == 0
-    assert evaluate(tmp_path / "a", shard="0/1", anchors=0, cache_lambda=9.0)[1] == 4
-    assert evaluate(tmp_path / "a", shard="0/1", anchors=1)[1] == 4  # the one that now wants anchors
-    (tmp_path / "a" / "new" / "t2va-0001.json").unlink()
-    assert evaluate(tmp_path / "a", shard="0/1", anchors=1)[1] == 2
-    assert evaluate(tmp_path / "a", anchors=1, overwrite=True)[1] == 6
-    for shard, word in (("2/2", "I/N"), ("x", "I/N")):
+def test_another_question_is_measured_again_and_a_lost_clip_too(evaluate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def shard(**changes: Any) -> int:
+        return int(evaluate(tmp_path / "a", shard="0/1", **{"prompts": "1", "anchors": 0} | changes)[1])
+
+    assert (shard(), shard()) == (2, 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")  # which of several devices, as shards on one machine are started
+    assert shard() == 0
+    assert shard(cache_lambda=9.0) == 2
+    assert shard() == 2  # its line is there, its clips were replaced
+    assert (shard(anchors=1), shard(anchors=1)) == (4, 0)
+    (tmp_path / "a" / "new" / "t2va-0000.mp4").unlink()
+    assert shard(anchors=1) == 4
+    monkeypatch.setattr("eval.quality_run._code", lambda: "other")
+    assert shard() == 2
+    for given, word in (("2/2", "I/N"), ("x", "I/N")):
         with pytest.raises(RequestError, match=word):
-            evaluate(tmp_path / "b", shard=shard)
+            evaluate(tmp_path / "b", shard=given)
     with pytest.raises(RequestError, match="remove the folder"):
         evaluate(tmp_path / "b", shard="0/2", overwrite=True)
+
+
+def test_who_completes_the_prompts_is_part_of_the_question(evaluate: Any, tmp_path: Path) -> None:
+    jobs = tmp_path / "jobs.jsonl"
+    made = []
+    for more in ({}, {"expand": "template"}, {"expand": "template"}):
+        jobs.write_text(json.dumps({"prompt": "a red circle", "seed": 1} | more))
+        made.append(evaluate(tmp_path / "a", shard="0/1", prompts=str(jobs), anchors=0)[1])
+    assert made == [2, 2, 0]
+
+
+def test_a_report_that_is_replaced_can_be_stopped_too_and_a_disk_that_refuses_is_met_first(evaluate: Any, tmp_path: Path) -> None:
+    assert evaluate(tmp_path / "a", anchors=0)[1] == 4
+    assert evaluate(tmp_path / "a", anchors=0, overwrite=True, stop_at=2) == (None, 2)
+    assert not (tmp_path / "a" / "eval.json").exists()  # its clips are replaced
+    report, made = evaluate(tmp_path / "a", anchors=0)
+    assert made == 2 and len(report["clips"]) == 2
+    (tmp_path / "b" / NAME).mkdir(parents=True)
+    with pytest.raises(EnvironmentFault, match="can be read and written"):
+        evaluate(tmp_path / "b", stop_at=0)
