@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from videogen.cli.inspect import as_job
 from videogen.config import Recipe, Request, as_plain, read_environment
 from videogen.errors import RequestError
 from videogen.recipes import find_recipe, unavailable
@@ -49,6 +50,13 @@ def test_recipes_are_what_their_names_say_and_an_unknown_one_is_refused() -> Non
     assert draft.sparse.budget == 0.25 and draft.sparse.min_rows == 16_384  # pocket's sequences are shorter: there it is turbo
     with pytest.raises(RequestError, match="expected one of exact"):
         find_recipe("fast")
+
+
+def test_a_job_of_a_clip_asks_for_what_its_recipe_does_not_bring() -> None:
+    resolved = {"prompt": "p", "frames": 22, "steps": 4, "seed": 1, "width": 96, "height": 64}
+    record = {"recipe": {}, "cache": {"lambda": 0.0}, "attention": {"budget": 0.25}}
+    jobs = {name: as_job(record | {"resolved": resolved | {"recipe": name}}) for name in ("draft", "exact+sparse")}
+    assert jobs["exact+sparse"]["sparse_budget"] == 0.25 and (jobs["draft"]["recipe"], "sparse_budget" in jobs["draft"]) == ("draft", False)
 
 
 def test_secrets_are_recorded_as_set_only() -> None:

@@ -53,8 +53,9 @@ def as_job(record: dict[str, Any]) -> dict[str, Any]:
     if record["cache"]["lambda"] and not record["cache"].get("certificate"):  # a certified recipe brings its own
         job["cache_lambda"] = record["cache"]["lambda"]
         job |= {"cache_prior": name} if (name := record["recipe"].get("cache", {}).get("prior_file")) else {}
-    if record.get("attention", {}).get("budget") is not None:
-        job["sparse_budget"] = record["attention"]["budget"]
+    own = RECIPES[job["recipe"]].sparse.budget if job["recipe"] in RECIPES else None
+    if (budget := record.get("attention", {}).get("budget")) not in (None, own):
+        job["sparse_budget"] = budget
     for item in record.get("inputs", []):
         if item["role"] == "reference":
             job.setdefault("references", []).append(item["name"])
