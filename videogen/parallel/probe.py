@@ -18,7 +18,7 @@ import torch
 from videogen.config import child_environment
 from videogen.doctor.link import Measured, transports
 from videogen.errors import EnvironmentFault, say
-from videogen.parallel.comm import Peers
+from videogen.parallel.comm import Peers, PeersLost
 from videogen.parallel.join import joined
 from videogen.parallel.mesh import Place
 from videogen.parallel.plan import LAYERS, WORKLOADS, Layout, exchange_gb
@@ -105,11 +105,18 @@ def measure(peers: Peers, device: torch.device, shrink: int) -> dict[str, float]
 
 
 def head_groups(peers: Peers, device: torch.device) -> int:
-    """Into how many head groups these ranks cut an exchange, by the first one's measurement: one on a fast link, else `GROUPS`."""
+    """Into how many head groups these ranks cut an exchange, by the first one's measurement: one on a fast link, else `GROUPS`.
+
+    Raises PeersLost where a rank is gone, or has no room for one exchange.
+    """
     if peers.count == 1:
         return 1
     size = message_bytes(peers.count, 1 if device.type == "cuda" else 64)["h3-t2va-5s"]
-    speed = exchange_gbs(peers, device, size)
+    try:
+        speed = exchange_gbs(peers, device, size)
+    except RuntimeError as error:
+        expected = f"all of them, each with {2 * size * peers.count / (peers.count - 1) / 1e9:.2g} GB free"
+        raise PeersLost(say("ranks of one clip", str(error)[:200], expected, "run it again")) from error
     return peers.same(1 if speed >= FAST_LINK_GBS else GROUPS)
 
 

@@ -3,11 +3,12 @@
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.videogen.parallel.slow_link import Ticks, exposed, uneven
 from tests.videogen.parallel.worlds import forked, in_world
-from videogen.parallel.comm import Peers
+from videogen.parallel.comm import Peers, PeersLost
 from videogen.parallel.probe import head_groups
 from videogen.parallel.sequence import GROUPS
 
@@ -33,13 +34,20 @@ def test_a_fast_link_is_not_cut_and_every_rank_does_as_the_first(tmp_path: Path)
         def wait(self) -> None:
             pass
 
+    def full(*_: object) -> Arrived:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
     def job(peers: Peers) -> list[int]:
         found = [head_groups(peers, torch.device("cpu"))]
         if peers.rank == 0:  # the second rank still finds a slow one
             peers.send = lambda *_: Arrived()
         else:
             peers.send = lambda *_: (time.sleep(0.01), Arrived())[1]
-        return [*found, head_groups(peers, torch.device("cpu"))]
+        found.append(head_groups(peers, torch.device("cpu")))
+        peers.send = full if peers.rank == 0 else None
+        with pytest.raises(PeersLost, match="run it again"):
+            head_groups(peers, torch.device("cpu"))
+        return found
 
     assert forked(tmp_path, 2, lambda rank: in_world(tmp_path, rank, 2, job)) == [[GROUPS, 1], [GROUPS, 1]]
     assert head_groups(Peers(0, 1, None, None), torch.device("cpu")) == 1
