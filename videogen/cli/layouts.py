@@ -76,5 +76,5 @@ def _print_check(rows: list[Checked], args: argparse.Namespace) -> None:
         numbers = f"{row.seconds:g} {unit} | {each.predicted:.2f} | {error}"
         layout = row.layout.label.removeprefix("1 x ")
         print(f"| {row.engine.name} | {layout} | {row.workload.name} | {row.workload.forwards} | {numbers} | {row.note} |")
-    errors = sorted(abs(each.error) for each in rows if not each.is_calibration)
+    errors = sorted(abs(each.error) for each in rows if each.is_prediction)
     print(f"\n{len(errors)} predictions: median error {errors[len(errors) // 2]:.1%}, largest {errors[-1]:.1%}")
