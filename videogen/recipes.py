@@ -24,7 +24,7 @@ EXACT = Savings(  # every part that is bit-identical
 CLOSE = replace(EXACT, decode_batch=14, kernels=True, attention="auto", matmul="auto")
 
 TURBO = Recipe(name="turbo", steps=4, savings=CLOSE, adapters=Adapters((AdapterUse(f"{SHIPPED}turbo4"),), fuse=True))
-WORTH_ROWS = 16_384  # sparse attention gains nothing on shorter sequences, nor on a CPU (docs/sparse.md)
+WORTH_ROWS = 16_384  # on a GPU sparse attention gains nothing on shorter sequences (docs/sparse.md)
 
 RECIPES: dict[str, Recipe] = {
     "exact": Recipe(name="exact", savings=CLOSE),
