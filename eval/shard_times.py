@@ -87,8 +87,8 @@ class Bench:
     dtype: torch.dtype
 
     @contextmanager
-    def _around(self, arm: Arm) -> Iterator[Callable[[], torch.Tensor]]:
-        """The forward under an arm; the rows lie as before afterwards."""
+    def _around(self, arm: Arm) -> Iterator[tuple[Callable[[], torch.Tensor], dict[str, Any]]]:
+        """The forward under an arm, and what attention says of itself afterwards; the rows lie as before then."""
         used, reasons = settled(RECIPES["exact"].savings, self.meter.device, self.dtype)
         place_projections(self.loop.transformer, self.meter.device)
         pipe, block, state, model = self.loop.pipe, self.loop.block, self.clip.state, self.loop.transformer
@@ -98,7 +98,7 @@ class Bench:
             with (
                 Transforms(used, Kept(), self.clip.resolved, dict(reasons)).around_loop(pipe, block, model, state),
                 arm.sharding.attention(model, rows),
-                attending_sparsely(pipe, state, options),
+                attending_sparsely(pipe, state, options) as told,
                 arm.sharding.stack(model, rows),
             ):
                 loop = Loop(pipe, block, state)
@@ -107,7 +107,7 @@ class Bench:
                     loop.forward()
                     return torch.cat([loop.rows.noise_pred.flatten(), loop.rows.audio_noise_pred.flatten()])
 
-                yield forward
+                yield forward, told
         finally:
             for name, value in laid.items():
                 state.set(name, value)
@@ -115,15 +115,15 @@ class Bench:
     def forwards(self, arm: Arm, runs: int) -> tuple[dict[str, Any], torch.Tensor]:
         """Seconds of each rank's forwards, all begun together, after one of a single block; and the velocities of video and sound."""
         model = self.loop.transformer
-        with only_first_block(model), self._around(arm) as forward:
+        with only_first_block(model), self._around(arm) as (forward, _):
             forward()
         took, made = list[float](), list[torch.Tensor]()
-        with self._around(arm) as forward:
+        with self._around(arm) as (forward, told):
             self.meter.reset_peak()
             for _ in range(runs):
                 self.peers.any(False)
                 took.append(time_once(lambda: made.append(forward()), synchronize=self.meter.synchronize))
-        row = {"arm": arm.name, "median_s": median(took), "all_s": took, "peak_gib": self.meter.peak_gib()}
+        row = {"arm": arm.name, "median_s": median(took), "all_s": took, "peak_gib": self.meter.peak_gib(), "attention": told}
         return row, made[-1].float().cpu()
 
     def measured(self, budget: float | None, runs: int) -> list[dict[str, Any]]:

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(f"{workload.name}, {workload.rows} rows, {workload.forwards} forwards; {args.gpus} x {device.name}, {link:g} GB/s, ", end="")
     print(f"{device.memory_gib:g} GiB a device, {args.in_flight} clips in flight. Modelled, not measured.")
-    print(f"{'layout':<30} {'clips/h':>8} {'s a clip':>9} {'mean wait':>9} {'forward s':>9} {'on link':>8} {'GiB':>5}")
+    print(f"{'layout':<30} {'clips/h':>8} {'s a clip':>9} {'mean wait':>9} {'forward s':>9} {'exchange':>8} {'GiB':>5}")
     for cost in plan.throughput:
         row = _row(cost, args.in_flight)
         numbers = f"{row['clips_per_hour']:>8.1f} {row['clip_s']:>9.1f} {row['mean_wait_s']:>9.1f} {row['forward_s']:>9.3f}"

@@ -210,7 +210,7 @@ class Plan:
         share = one.exchange_s / one.forward_s
         told = [
             f"most clips: {many.label}, {many.clips_per_hour(in_flight):.1f} clips/h with {in_flight} in flight",
-            f"fastest clip: {one.label}, {one.clip_s:.1f} s, {share:.0%} of a forward on the link",
+            f"fastest clip: {one.label}, {one.clip_s:.1f} s, {share:.0%} of a forward exchanging",
         ]
         if many.layout != one.layout:
             lost = 1 - one.clips_per_hour(in_flight) / many.clips_per_hour(in_flight)
