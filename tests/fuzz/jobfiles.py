@@ -33,6 +33,7 @@ GOOD: dict[str, tuple[Any, ...]] = {
     "repeat": (1, 2, "3", 10_000),
     "round_size": (True, "yes", 0),
     "cache_lambda": (0, 0.1, "0.2"),
+    "cache_prior": ("missing.json", f"../inputs/{WRONG_ADAPTER}", f"../inputs/{GOOD_PICTURE}", ".."),
     "sparse_budget": (0.3, "1"),
     "expand": (True, "template", "own", "no"),
     "negative_prompt": ("", "blurred"),
