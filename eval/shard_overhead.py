@@ -41,7 +41,7 @@ class _Arrived:
 
 
 class NoLink(Peers):
-    """One rank of several whose messages are never carried: it receives its own, over and over. (Zeros would draw less power.)"""
+    """One rank of several whose messages are never carried: it receives its own, over and over. (Zeros may draw less power.)"""
 
     def exchange(self, received: torch.Tensor, sent: torch.Tensor, takes: list[int], gives: list[int]) -> Work:
         """Nothing is sent."""
