@@ -17,7 +17,6 @@ from eval.batched_loss import parts_of
 from eval.losses import Losses
 from eval.quality_cases import Case
 from videogen.config import StepCache
-from videogen.errors import bad
 from videogen.pipeline import Pipeline
 
 Told = Callable[[str], None]
@@ -64,11 +63,3 @@ def measure(pipeline: Pipeline, cases: Sequence[Case], plans: Sequence[tuple[Ste
                 losses.add({"lam": options.lam, "case": case.name, "parts": parts, "reused": trace.reused / trace.total})
         done += len(group)
         tell(f"{done} of {len(lacking)} requests measured at {len(plans)} settings")
-
-
-def shard_of(cases: Sequence[Case], which: str) -> list[Case]:
-    """The share `I/N` of the cases, I from 0: several processes may fill one journal."""
-    index, _, total = which.partition("/")
-    if not (index.isdigit() and total.isdigit() and int(index) < int(total)):
-        raise bad("--shard", which, "I/N with I from 0 to N - 1", "correct it")
-    return list(cases[int(index) :: int(total)])

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from caches.prior import Prior
-from eval.batched_engine import Batch, measure, shard_of
+from eval.batched_engine import Batch, measure
 from eval.cache_cases import cases_of
 from eval.cache_loss import Tolerances, loss
 from eval.losses import Losses
-from eval.quality_cases import Case, Shape
+from eval.quality_cases import Case, Shape, shard_of
 from videogen.config import DEVICES, DTYPES, Recipe, StepCache
 from videogen.jobs.plan import parse_size
 from videogen.jobs.run import write_json

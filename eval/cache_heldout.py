@@ -11,12 +11,12 @@ import numpy as np
 
 from caches.calibrate import clopper_pearson, is_violation
 from caches.certificate import Certificate
-from eval.batched_engine import Batch, measure, shard_of
+from eval.batched_engine import Batch, measure
 from eval.cache_cases import cases_of
 from eval.cache_loss import Tolerances, loss
 from eval.calibration import Goal, walk
 from eval.losses import Losses
-from eval.quality_cases import Case, Shape
+from eval.quality_cases import Case, Shape, shard_of
 from videogen.certificates import covered_by, open_certificate
 from videogen.config import DEVICES, Recipe, StepCache
 from videogen.errors import bad

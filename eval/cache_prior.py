@@ -14,13 +14,14 @@ from caches.step_hook import Channel, State, replaced, watched
 from eval.batched_loop import Group, denoise, grouped, prepare
 from eval.cache_cases import cases_of
 from eval.quality_cases import Case, Shape
+from videogen.attention.select import MIN_ROWS
 from videogen.config import DEVICES, DTYPES, StepCache
 from videogen.families.h3_pipeline import LOOP
 from videogen.jobs.plan import parse_size
 from videogen.jobs.run import write_text
 from videogen.pipeline import Pipeline, open_pipeline
-from videogen.priors import CAREFUL_START, ORDER, STREAK, prior_text
-from videogen.recipes import WORTH_ROWS, find_recipe
+from videogen.priors import CAREFUL_START, ORDER, STREAK, prior_text, steps_of
+from videogen.recipes import find_recipe
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ def measure_prior(pipeline: Pipeline, cases: Sequence[Case]) -> Prior:
     sums: dict[str, dict[str, torch.Tensor]] = {"probe": {}, "rest": {}}
     sigmas: dict[str, tuple[float, ...]] = {}
     rows = pipeline.family.estimate(pipeline.family.resolve(cases[0].request, pipeline.recipe)).rows
-    together = TOGETHER if rows < WORTH_ROWS else 1
+    together = TOGETHER if rows < MIN_ROWS else 1
     for group in grouped(pipeline.load(cases[0].request.workflow), [prepare(pipeline, case) for case in cases], together):
         recorder = _run(group, pipeline)
         sigmas = {name: tuple(map(float, channel.sigmas[:-1])) for name, channel in group.channels(StepCache()).items()}
@@ -91,7 +92,7 @@ def _grams(tables: Mapping[str, torch.Tensor]) -> dict[str, Gram]:
 
 def foreseen(prior: Prior, lam: float, warm_up: float = CAREFUL_START) -> float:
     """The share of the steps that would be computed at this lambda if every probe looked as usual."""
-    total = len(next(iter(prior.sigmas.values())))
+    total = steps_of(prior)
     budget, history, known = Budget(lam=lam, max_streak=STREAK, warm_up=warm_up), History(), list[int]()
     for index in range(total):
         errors = {name: foretell(gram, known[-ORDER - 1 :], index)[1] for name, gram in prior.rest.items()} if known else {}
@@ -104,7 +105,7 @@ def foreseen(prior: Prior, lam: float, warm_up: float = CAREFUL_START) -> float:
 def write_prior(path: Path, prior: Prior, pipeline: Pipeline, case: Case) -> Iterator[str]:
     """The file, and what it foretells, in lines."""
     write_text(path, prior_text(prior, pipeline.stratum(pipeline.family.resolve(case.request, pipeline.recipe))))
-    yield f"{path}: {prior.clips} clips, {len(next(iter(prior.sigmas.values())))} steps, digest {prior.digest[:12]}"
+    yield f"{path}: {prior.clips} clips, {steps_of(prior)} steps, digest {prior.digest[:12]}"
     for lam in FORESEEN_AT:
         yield f"  --cache-lambda {lam:g}: about {foreseen(prior, lam):.0%} of the steps computed, where probes look as usual"
 

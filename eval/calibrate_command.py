@@ -8,13 +8,13 @@ from typing import Any
 
 from caches.calibrate import clips_needed
 from caches.prior import Prior
-from eval.batched_engine import Batch, measure, shard_of
+from eval.batched_engine import Batch, measure
 from eval.cache_cases import cases_of
 from eval.cache_loss import Tolerances
 from eval.cache_prior import measure_prior, write_prior
 from eval.calibration import Goal, certify, measure_all, walk
 from eval.losses import Losses
-from eval.quality_cases import Case, Shape, read_cases
+from eval.quality_cases import Case, Shape, read_cases, shard_of
 from videogen.config import DEVICES, DTYPES, Environment, StepCache
 from videogen.errors import bad
 from videogen.jobs.plan import parse_size

@@ -18,7 +18,7 @@ import torch
 from eval.cases import find_workload, make_request
 from eval.fingerprint import fingerprint
 from eval.report_folder import check_free, make_folder
-from eval.staged import Components, Loop, Meter, StagedClip
+from eval.staged import Components, Loop, Meter, StagedClip, rows_put_back
 from eval.timing import Timing, synchronizer, time_once
 from videogen.attention.options import OFF, SparseAttention
 from videogen.config import DEVICES, DTYPES, Recipe, read_environment
@@ -102,21 +102,18 @@ class Ladder:
         return rows
 
     def sparse(self, budgets: Sequence[float]) -> list[dict[str, Any]]:
-        """Sparse attention on top of `exact`, from the first forward on; the video rows stay in tile order after it.
+        """Sparse attention on top of `exact`, from the first forward on.
 
         Its guard is off: heads of random weights attend to everything alike, and it would rightly put every layer to dense.
         """
         used, reasons = settled(RECIPES["exact"].savings, self.meter.device, self.dtype)
         place_projections(self.loop.transformer, self.meter.device)
         rows, pipe, state = list[dict[str, Any]](), self.loop.pipe, self.clip.state
-        laid = {name: state.get(name) for name in ("position_ids", "video_indices")}
         for budget in (1.0, *budgets):
-            for name, value in laid.items():  # as they lay before the last budget's tiles
-                state.set(name, value)
             transforms = Transforms(used, Kept(), self.clip.resolved, dict(reasons))
             options = SparseAttention(budget=budget, dense_first=0.0, guard=None) if budget < 1 else OFF
             around = transforms.around_loop(pipe, self.loop.block, self.loop.transformer, state)
-            with around, attending_sparsely(pipe, state, options) as told:
+            with rows_put_back(state), around, attending_sparsely(pipe, state, options) as told:
                 self.loop = loop = Loop(pipe, self.loop.block, state)  # the rows as they lie now
                 loop.forward()
                 self.meter.reset_peak()

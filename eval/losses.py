@@ -15,16 +15,29 @@ def _is_row(row: Any) -> bool:
     return is_typed and 0 <= row["lam"] < 1e300 and 0 <= row["reused"] <= 1
 
 
+def append_line(path: Path, line: str) -> None:
+    """Add a line, its end included, and have it on disk: in one write, so that several processes may share the file.
+
+    A process killed while it wrote leaves a line without its end; the next one begins behind it.
+    """
+    with path.open("ab+") as file:
+        file.seek(0, os.SEEK_END)
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+        is_cut = file.read(1) not in (b"", b"\n")
+        file.write(b"\n" * is_cut + line.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
 class Losses:
     """Every measured loss by lambda and case; `reused` is the share of steps."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.rows: dict[tuple[float, str], dict[str, Any]] = {}
-        self._is_whole = True  # a process killed while it wrote leaves a line without its end
         if path.is_file():
             text = path.read_text(encoding="utf-8", errors="replace")
-            self._is_whole = not text or text.endswith("\n")
             for line in text.splitlines():
                 try:
                     row = json.loads(line)
@@ -35,10 +48,5 @@ class Losses:
 
     def add(self, row: dict[str, Any]) -> None:
         """Keep one loss, on disk first."""
-        line = json.dumps(row, sort_keys=True) + "\n"
-        with self.path.open("ab") as file:
-            file.write((line if self._is_whole else "\n" + line).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        self._is_whole = True
+        append_line(self.path, json.dumps(row, sort_keys=True) + "\n")
         self.rows[row["lam"], row["case"]] = row

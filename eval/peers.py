@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from caches.prior import Prior
-from eval.batched_engine import shard_of
 from eval.batched_loop import Group, decode, denoise, prepare
 from eval.batched_loss import parts_of
 from eval.cache_cases import cases_of
@@ -22,7 +21,7 @@ from eval.cache_loss import Tolerances, loss
 from eval.losses import Losses
 from eval.peer_methods import Scope, counting, methods
 from eval.peers_plot import curve_svg
-from eval.quality_cases import Case, Shape
+from eval.quality_cases import Case, Shape, shard_of
 from eval.stats import bootstrap_mean
 from videogen.config import DEVICES, DTYPES, Recipe
 from videogen.jobs.plan import parse_size

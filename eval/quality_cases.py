@@ -122,6 +122,14 @@ def _file_cases(path: Path, shape: Shape) -> list[Case]:
     return cases
 
 
+def shard_of(cases: Sequence[Case], which: str) -> list[Case]:
+    """The share `I/N` of the cases, I from 0: several processes may fill one journal. Raises RequestError for anything else."""
+    index, _, total = which.partition("/")
+    if not (index.isdecimal() and total.isdecimal() and int(index) < int(total)):
+        raise bad("--shard", which, "I/N with I from 0 to N - 1", "correct it")
+    return list(cases[int(index) :: int(total)])
+
+
 def known_scene(workflow: str, prompt: str) -> Scene | None:
     """What a full caption of the fixed set asks for; None for any other text, and where a picture says part of it."""
     if workflow != "t2va":

@@ -6,29 +6,21 @@ so are those whose clips were replaced since.
 
 import base64
 import json
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from eval.losses import append_line
 from eval.metrics.registry import Measured
 from eval.quality import Measures, Scored
 from eval.quality_trials import Stored
 from eval.report_folder import make_folder
-from videogen.errors import EnvironmentFault, bad, say
+from videogen.errors import EnvironmentFault, say
 from videogen.identity import hash_settings
 
 NAME = "trials.jsonl"
-
-
-def share_of(which: str) -> tuple[int, int]:
-    """`I/N`, I from 0. Raises RequestError for anything else."""
-    index, _, total = which.partition("/")
-    if not (index.isdecimal() and total.isdecimal() and int(index) < int(total)):
-        raise bad("--shard", which, "I/N with I from 0 to N - 1", "correct it")
-    return int(index), int(total)
 
 
 def as_line(question: str, row: Scored) -> str:
@@ -108,14 +100,8 @@ class TrialJournal:
 
         Raises EnvironmentFault where the disk refuses.
         """
-        with _disk(self.folder / NAME) as path, path.open("ab+") as file:
-            file.seek(0, os.SEEK_END)
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-            is_cut = file.read(1) not in (b"", b"\n")
-            file.write(b"\n" * is_cut + as_line(self.questions[row.name], row).encode())
-            file.flush()
-            os.fsync(file.fileno())
+        with _disk(self.folder / NAME) as path:
+            append_line(path, as_line(self.questions[row.name], row))
         self.rows[row.name] = row
 
     def forget(self) -> None:

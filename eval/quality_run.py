@@ -11,10 +11,10 @@ from eval.arms import open_arms
 from eval.fingerprint import fingerprint
 from eval.metrics.registry import Metric, find_metric, too_small, usable
 from eval.quality import Scored, make_report, score_all
-from eval.quality_cases import Case, Shape, read_cases
+from eval.quality_cases import Case, Shape, read_cases, shard_of
 from eval.quality_folders import differing_recipe_fields, pair_folders, read_trials
 from eval.quality_html import contact_sheet
-from eval.quality_journal import NAME, TrialJournal, share_of
+from eval.quality_journal import NAME, TrialJournal
 from eval.quality_report import FILES, write_report
 from eval.quality_trials import Bench, Trial, other_kernel
 from eval.report_folder import check_free
@@ -101,8 +101,8 @@ def evaluate_rendering(
     planned = _plan_rendering(rendering, output, metrics, tell, shard)
     if shard is None:
         return _finish(planned, metrics, output, tell)
-    journal = _scored(planned, metrics, tell)[0]
-    return {"schema": SHARD_SCHEMA, "shard": shard, "prompts": planned.total}, [journal]
+    _scored(planned, metrics, tell)
+    return {"schema": SHARD_SCHEMA, "shard": shard, "prompts": planned.total}, [output.folder / NAME]
 
 
 def evaluate_folders(new: Path, reference: Path, output: Output, tell: Callable[[str], None]) -> tuple[dict[str, Any], list[Path]]:
@@ -156,8 +156,7 @@ def _plan_rendering(
     device = pick_device(rendering.device)
     told = f"{settled.width}x{settled.height}, {settled.frames} frames, {settled.steps} forwards, {settled.workflow}"
     kernel, _ = other_kernel(device)
-    begin, step = (0, 1) if shard is None else share_of(shard)
-    names = tuple(case.name for case in cases[begin::step])
+    names = tuple(case.name for case in (cases if shard is None else shard_of(cases, shard)))
     asked: dict[str, Any] = {"model": source.identity, "device": _device(device), "metrics": [each.name for each in metrics]}
     asked |= {"lossless": rendering.lossless, "code": _code()}
     questions = {
@@ -224,21 +223,19 @@ def _asked(case: Case, family: Any, recipes: tuple[Recipe, Recipe]) -> dict[str,
     return {"name": case.name, "seed": case.seed, "arms": arms}
 
 
-def _scored(planned: Planned, metrics: Sequence[Metric], tell: Callable[[str], None]) -> tuple[Path, list[Scored], bool]:
-    """The journal's path, every row, and whether the oracle read them."""
+def _scored(planned: Planned, metrics: Sequence[Metric], tell: Callable[[str], None]) -> tuple[list[Scored], bool]:
+    """Every row, those of the journal included, and whether the oracle read them."""
     is_pocket = str(planned.facts["model"]["card"].get("name", "")).startswith("pocket")
     journal = planned.journal
-    if journal is None:
-        rows = score_all(planned.trials, metrics, total=planned.total, has_oracle=is_pocket, draw=contact_sheet, tell=tell)
-        return Path(), rows, is_pocket
-    known = len(journal.ordered(planned.names))
-    marks = {"total": planned.total, "has_oracle": is_pocket, "draw": contact_sheet, "tell": tell}
-    score_all(planned.trials, metrics, **marks, keep=journal.add, known=known)  # type: ignore[arg-type]
-    return journal.folder / NAME, journal.ordered(planned.names), is_pocket
+    known, keep = (0, None) if journal is None else (len(journal.ordered(planned.names)), journal.add)
+    rows = score_all(
+        planned.trials, metrics, total=planned.total, has_oracle=is_pocket, draw=contact_sheet, tell=tell, keep=keep, known=known
+    )
+    return (rows if journal is None else journal.ordered(planned.names)), is_pocket
 
 
 def _finish(planned: Planned, metrics: Sequence[Metric], output: Output, tell: Callable[[str], None]) -> tuple[dict[str, Any], list[Path]]:
-    _, rows, is_pocket = _scored(planned, metrics, tell)
+    rows, is_pocket = _scored(planned, metrics, tell)
     skipped = "" if is_pocket else "the model is not pocket-h3, the only one whose clips the oracle can read"
     report = make_report(rows, metrics, planned.facts | {"fingerprint": fingerprint()}, oracle_skipped=skipped)
     return report, write_report(output.folder, report, rows, overwrite=output.overwrite)

@@ -22,7 +22,7 @@ from eval.cases import find_workload, make_request
 from eval.fingerprint import fingerprint
 from eval.report_folder import check_free, make_folder
 from eval.shard_overhead import NoLink
-from eval.staged import Components, Loop, Meter, StagedClip
+from eval.staged import Components, Loop, Meter, StagedClip, rows_put_back
 from eval.timing import synchronizer, time_once
 from videogen.attention.options import OFF, SparseAttention
 from videogen.config import DEVICES, DTYPES, Recipe, read_environment
@@ -49,7 +49,6 @@ logger = logging.getLogger(__name__)
 
 SCHEMA = "videogen.shard_times/1"
 RESULT = "shard_times.json"
-_LAID = ("position_ids", "video_indices")  # what tile order changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,25 +91,22 @@ class Bench:
         used, reasons = settled(RECIPES["exact"].savings, self.meter.device, self.dtype)
         place_projections(self.loop.transformer, self.meter.device)
         pipe, block, state, model = self.loop.pipe, self.loop.block, self.clip.state, self.loop.transformer
-        laid, rows = {name: state.get(name) for name in _LAID}, self.loop.num_rows
+        rows = self.loop.num_rows
         options = OFF if arm.budget == 1 else SparseAttention(budget=arm.budget, dense_first=0.0, guard=None)
-        try:
-            with (
-                Transforms(used, Kept(), self.clip.resolved, dict(reasons)).around_loop(pipe, block, model, state),
-                arm.sharding.attention(model, rows),
-                attending_sparsely(pipe, state, options) as told,
-                arm.sharding.stack(model, rows),
-            ):
-                loop = Loop(pipe, block, state)
+        with (
+            rows_put_back(state),
+            Transforms(used, Kept(), self.clip.resolved, dict(reasons)).around_loop(pipe, block, model, state),
+            arm.sharding.attention(model, rows),
+            attending_sparsely(pipe, state, options) as told,
+            arm.sharding.stack(model, rows),
+        ):
+            loop = Loop(pipe, block, state)
 
-                def forward() -> torch.Tensor:
-                    loop.forward()
-                    return torch.cat([loop.rows.noise_pred.flatten(), loop.rows.audio_noise_pred.flatten()])
+            def forward() -> torch.Tensor:
+                loop.forward()
+                return torch.cat([loop.rows.noise_pred.flatten(), loop.rows.audio_noise_pred.flatten()])
 
-                yield forward, told
-        finally:
-            for name, value in laid.items():
-                state.set(name, value)
+            yield forward, told
 
     def forwards(self, arm: Arm, runs: int) -> tuple[dict[str, Any], torch.Tensor]:
         """Seconds of each rank's forwards, all begun together, after one of a single block; and the velocities of video and sound."""

@@ -11,6 +11,7 @@ from diffusers.models.transformers.transformer_minimax_h3 import MiniMaxH3Rotary
 from diffusers.modular_pipelines.minimax_h3.before_denoise import MiniMaxH3PrepareLayoutStep
 
 from videogen.attention.install import Qkv, project
+from videogen.transforms.scope import InPlaceOf
 
 HEAD_DIM, ROPE_FREQUENCIES = 128, 16
 
@@ -104,21 +105,13 @@ def _head(positions: torch.Tensor, kind: Kind, draw: torch.Generator) -> Iterato
 
 
 @dataclass(slots=True, eq=False)
-class _Listener:
+class _Listener(InPlaceOf):
     """A processor that keeps its inputs at some forwards and attends as before."""
 
     inner: Any
     at: Sequence[int]
     kept: list[Qkv] = field(default_factory=list)
     forward: int = 0
-
-    @property
-    def _attention_backend(self) -> Any:
-        return self.inner._attention_backend
-
-    @property
-    def _parallel_config(self) -> Any:
-        return self.inner._parallel_config
 
     def __call__(self, attn: Any, hidden_states: torch.Tensor, rotary_emb: Any = None, attention_mask: Any = None) -> Any:
         if self.forward in self.at:

@@ -4,7 +4,8 @@ It runs diffusers' own blocks as `h3_pipeline.run` does and makes no clip of its
 """
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -170,6 +171,17 @@ class StagedClip:
     def _run(self, name: str, block: Any, pipe: Any, meter: Meter, *, is_repeatable: bool) -> None:
         with torch.no_grad():
             self.stages[name] = meter.run(lambda: block(pipe, self.state), is_repeatable=is_repeatable)
+
+
+@contextmanager
+def rows_put_back(state: PipelineState) -> Iterator[None]:
+    """What tile order changes of a clip lies afterwards as it lay before."""
+    laid = {name: state.get(name) for name in ("position_ids", "video_indices")}
+    try:
+        yield
+    finally:
+        for name, value in laid.items():
+            state.set(name, value)
 
 
 class Loop:

@@ -158,10 +158,11 @@ class Pipeline:
         return once_more(what, lambda: self._render(resolved, used_seed, on_event, stop), self.let_go, again)
 
     def _render(self, resolved: Resolved, used_seed: int, on_event: OnEvent, stop: StopFlag | None) -> Result:
-        cache, note = certified(self.recipe.cache, self.stratum(resolved))
+        stratum = self.stratum(resolved)
+        cache, note = certified(self.recipe.cache, stratum)
         if (prior := uncertified_prior(cache)) is not None:
             prior.check(resolved)
-            note = note or prior.told(self.stratum(resolved))
+            note = note or prior.told(stratum)
         if note:
             logger.warning("%s", note)
         started, clock = _now(), PhaseClock(on_event, self.sharding.stop(stop or StopFlag()))

@@ -15,7 +15,6 @@ from videogen.sampling import told_shifts
 
 ORDER, STREAK = 3, 6  # with a prior: computed steps combined, less one; most reused in a row
 CAREFUL_START = 0.16  # of the steps, computed first where no certificate says otherwise: what an early error costs is not in the prior
-_SCHEDULE = ("steps", "shifts")
 _ELSEWHERE = ("weights", "adapters", "workflow", "canvas", "dtype", "device")  # there the probe looks unusual, and more is computed
 
 
@@ -29,7 +28,7 @@ class MeasuredPrior:
 
     def check(self, resolved: Resolved) -> None:
         """Raise RequestError for a request of another schedule."""
-        steps, shifts = len(next(iter(self.prior.sigmas.values()))), told_shifts(resolved.shifts, resolved.sigmas)
+        steps, shifts = steps_of(self.prior), told_shifts(resolved.shifts, resolved.sigmas)
         if resolved.steps != steps:
             raise bad(
                 "forwards with a cache prior", resolved.steps, f"{steps}, as {self.file} has", "change --steps, or measure a prior for them"
@@ -43,6 +42,11 @@ class MeasuredPrior:
         if not differing:
             return ""
         return f"cache prior {self.file}: measured with another {', another '.join(differing)}; what looks unusual is computed"
+
+
+def steps_of(prior: Prior) -> int:
+    """The forwards of the schedule that it is of."""
+    return len(next(iter(prior.sigmas.values())))
 
 
 def uncertified_prior(cache: StepCache) -> MeasuredPrior | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from caches.certificate import Certificate
 from videogen.attention.options import SparseAttention
+from videogen.attention.select import MIN_ROWS
 from videogen.certificates import open_certificate
 from videogen.config import EXPERTS, SHIPPED, Adapters, AdapterUse, Recipe, StepCache
 from videogen.errors import bad
@@ -24,7 +25,6 @@ EXACT = Savings(  # every part that is bit-identical
 CLOSE = replace(EXACT, decode_batch=14, kernels=True, attention="auto", matmul="auto")
 
 TURBO = Recipe(name="turbo", steps=4, savings=CLOSE, adapters=Adapters((AdapterUse(f"{SHIPPED}turbo4"),), fuse=True))
-WORTH_ROWS = 16_384  # on a GPU sparse attention gains nothing on shorter sequences (docs/sparse.md)
 
 RECIPES: dict[str, Recipe] = {
     "exact": Recipe(name="exact", savings=CLOSE),
@@ -32,7 +32,7 @@ RECIPES: dict[str, Recipe] = {
     "float8": Recipe(name="float8", savings=replace(CLOSE, matmul="float8")),
     "turbo": TURBO,
     "turbo8": Recipe(name="turbo8", steps=8, savings=CLOSE, adapters=Adapters((AdapterUse(f"{SHIPPED}turbo8"),), fuse=True)),
-    "draft": replace(TURBO, name="draft", sparse=SparseAttention(budget=0.25, min_rows=WORTH_ROWS)),
+    "draft": replace(TURBO, name="draft", sparse=SparseAttention(budget=0.25, min_rows=MIN_ROWS)),
 }
 
 CERTIFICATES = Path(__file__).parent / "pocket" / "certificates"  # NAME-*.json make the recipe NAME available

@@ -10,14 +10,14 @@ from PIL import Image
 
 from caches.policy import Budget
 from eval.batched_cache import batched_cache
-from eval.batched_engine import Batch, measure, rendered, shard_of
+from eval.batched_engine import Batch, measure, rendered
 from eval.batched_loop import Group, denoise, grouped, prepare
 from eval.batched_loss import parts_of
 from eval.cache_cases import PARTS, cases_of
 from eval.cache_loss import loss_parts
 from eval.losses import Losses
 from eval.metrics.pair import Clip, Pair
-from eval.quality_cases import Case, Shape
+from eval.quality_cases import Case, Shape, shard_of
 from videogen.config import Request, StepCache
 from videogen.errors import RequestError
 from videogen.pipeline import Pipeline
