@@ -45,6 +45,8 @@ def add_calibrate(commands: Any, environment: Environment) -> None:
     parser.add_argument("--device", choices=DEVICES, default="auto")
     told = f"default: {CLIPS} (2 violations allow alpha 0.1); with --prior-only {PRIOR_CLIPS}"
     parser.add_argument("--clips", type=int, metavar="N", help=told)
+    told = "leave out the first N fixed requests: a second test needs clips that the first has not seen"
+    parser.add_argument("--skip", type=int, default=0, metavar="N", help=told)
     parser.add_argument("--alpha", type=float, default=0.1, help="share of new clips that may lose too much (default: %(default)s)")
     parser.add_argument("--delta", type=float, default=0.1, help="chance that the calibration misleads (default: %(default)s)")
     parser.add_argument(
@@ -114,7 +116,7 @@ def _cases(args: argparse.Namespace, shape: Shape, pipeline: Pipeline) -> list[C
     if not args.prompts:
         if pipeline.source.is_wan and args.workflow != "t2va":
             raise bad("--workflow", args.workflow, "t2va (from text alone) for Wan", "pass a job file with pictures as --prompts")
-        return cases_of("calibrate", args.clips, args.workflow, shape, pipeline)
+        return cases_of("calibrate", args.skip + args.clips, args.workflow, shape, pipeline)[args.skip :]
     cases = read_cases(args.prompts, None, shape, pipeline.family, pipeline.recipe)
     if len(cases) < args.clips:
         raise bad("--prompts", f"{len(cases)} requests", f"at least --clips {args.clips}", "add lines, or ask for fewer clips")
@@ -134,6 +136,8 @@ def _measure_prior(args: argparse.Namespace, shape: Shape, pipeline: Pipeline, o
 def run(args: argparse.Namespace) -> int:
     """Measure, and write the certificate; exit code 0, or 4 when no lambda could be certified."""
     args.clips = args.clips or (PRIOR_CLIPS if args.prior_only else CLIPS)
+    if args.skip < 0 or (args.skip and (args.prompts or args.prior_only)):
+        raise bad("--skip", args.skip, "a number of the fixed requests that are calibrated on", "drop it, or leave lines out of the file")
     goal, output = None if args.prior_only else _goal(args), Path(args.output).expanduser()
     if output.exists() and not args.overwrite:
         raise bad("--output", str(output), "a new file", "choose another, or pass --overwrite")

@@ -64,6 +64,6 @@ def hash_folder(folder: Path, *, without: str) -> str:
     return digest.hexdigest()
 
 
-def hash_bytes(data: bytes) -> str:
-    """SHA-256 of bytes, as hex."""
+def hash_bytes(data: bytes | memoryview) -> str:
+    """SHA-256 of bytes, or of what lies in one piece of memory, as hex."""
     return hashlib.sha256(data).hexdigest()

@@ -39,6 +39,7 @@ from videogen.text.expand import Expanded, Expander
 from videogen.text.film import FilmForm
 from videogen.text.grammar import GrammarForm
 from videogen.text.model import TextModel
+from videogen.timing import synchronizer
 from videogen.transforms.adaln import place_projections
 from videogen.transforms.attach import Kept, Transforms
 from videogen.transforms.settle import arithmetic, settled
@@ -165,7 +166,7 @@ class Pipeline:
             note = note or prior.told(stratum)
         if note:
             logger.warning("%s", note)
-        started, clock = _now(), PhaseClock(on_event, self.sharding.stop(stop or StopFlag()))
+        started, clock = _now(), PhaseClock(on_event, self.sharding.stop(stop or StopFlag()), synchronizer(self.device))
         expanded = self._expand(resolved, used_seed, clock)
         resolved = resolved if expanded is None else replace(resolved, prompt=expanded.text)
         clock.enter("load")
@@ -185,7 +186,7 @@ class Pipeline:
         record["adapters"] = adapters_record(self.recipe.adapters, [attached_to(each) for each in denoisers(pipe)])
         audio = None if raw.audio is None else np.clip(raw.audio, -1.0, 1.0)
         sound = None if raw.audio is None else hash_bytes(raw.audio.tobytes())
-        record["output"] = {"frames_sha256": hash_bytes(frames.tobytes()), "audio_sha256": sound}
+        record["output"] = {"frames_sha256": hash_bytes(np.ascontiguousarray(frames).data), "audio_sha256": sound}
         return Result(frames, audio, raw.sampling_rate, resolved.fps, record)
 
     def _expand(self, resolved: Resolved, seed: int, clock: PhaseClock) -> Expanded | None:

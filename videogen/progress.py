@@ -26,6 +26,10 @@ def ignore(_event: Event) -> None:
     """The do-nothing listener."""
 
 
+def at_once() -> None:
+    """The wait for a device that is done when a call returns."""
+
+
 @dataclass(slots=True)
 class StopFlag:
     """Set from a signal handler or another thread, read between steps."""
@@ -44,10 +48,11 @@ class StopFlag:
 
 @dataclass(slots=True)
 class PhaseClock:
-    """Emits phase events and keeps how long each phase took, in seconds."""
+    """Emits phase events and keeps how long each phase took, in seconds; `wait` lets the device finish what a phase has asked for."""
 
     on_event: OnEvent
     stop: StopFlag
+    wait: Callable[[], None] = at_once
     stages_s: dict[str, float] = field(default_factory=dict)
     _phase: str = ""
     _began: float = 0.0
@@ -70,6 +75,7 @@ class PhaseClock:
     def close(self) -> None:
         """End the running phase."""
         if self._phase:
+            self.wait()
             self.stages_s[self._phase] = self.stages_s.get(self._phase, 0.0) + time.perf_counter() - self._began
         self._phase = ""
 

@@ -75,9 +75,20 @@ def test_a_loss_above_tolerance_ends_the_walk_with_4(tiny_model: Path, tmp_path:
     assert {row["lam"] for row in rows} == {50.0}
 
 
+def test_a_second_test_sees_other_clips(tiny_model: Path, tmp_path: Path) -> None:
+    seen = []
+    for skipped in ("0", "3"):
+        output = tmp_path / f"{skipped}.json"
+        assert calibrate(tiny_model, output, "--lambdas", "50", "--shard", "0/1", "--skip", skipped) == 0
+        seen.append({json.loads(line)["case"] for line in output.with_suffix(".losses.jsonl").read_text().splitlines()})
+    assert len(seen[0]) == len(seen[1]) == 3 and not seen[0] & seen[1]
+
+
 @pytest.mark.parametrize(
     ("options", "word"),
     [
+        (["--skip", "-1"], "--skip"),
+        (["--skip", "3", "--prior-only"], "--skip"),
         (["--clips", "1"], "--clips"),
         (["--lambdas", "0.2,0.1"], "--lambdas"),
         (["--lambdas", "0,0.1"], "--lambdas"),

@@ -16,7 +16,7 @@ from videogen.errors import CancelledRender, RequestError
 from videogen.images import load_image
 from videogen.media import to_uint8
 from videogen.pipeline import Pipeline, open_pipeline
-from videogen.progress import Event, StopFlag
+from videogen.progress import Event, PhaseClock, StopFlag
 
 PROMPT = "a large red circle moves right on a navy background, a low tone"
 
@@ -163,3 +163,12 @@ def test_wrong_requests_fail_before_any_weight_loads(short_model: Path, tmp_path
 def test_hard_prompts_render(pipeline: Pipeline) -> None:
     for prompt in ("nul\0byte / \\ \"quotes\" 'x'\n\n🦊", "é" * 300, "x"):
         assert pipeline.render(Request(prompt, seed=1, **(TINY | {"steps": 1}))).frames.shape == (22, 64, 96, 3)
+
+
+def test_a_phase_lasts_until_the_device_is_done() -> None:
+    waited: list[dict[str, float]] = []
+    clock = PhaseClock(lambda _event: None, StopFlag(), lambda: waited.append(dict(clock.stages_s)))
+    clock.enter("denoise")
+    clock.enter("decode")
+    clock.close()
+    assert [set(each) for each in waited] == [set(), {"denoise"}] and set(clock.stages_s) == {"denoise", "decode"}

@@ -107,7 +107,9 @@ class BatchingEngine:
         how: dict[str, Any] = {}
         if self.sampling:
             how = {"top_k": 1, "temperature": 1.0, "top_p": 1.0}
-            how = how if ask.temperature == 0 else {"top_k": 2**20, "temperature": ask.temperature, "top_p": ask.top_p}
+            if ask.temperature:
+                every = int(self.text.model.config.get_text_config().vocab_size)  # more kills the loop of transformers 5.17
+                how = {"top_k": every, "temperature": ask.temperature, "top_p": ask.top_p}
         ends = sorted(ask.ends) or -1
         taken = self._manager.add_request(
             [*ask.tokens], name, max_new_tokens=ask.limit, streaming=True, record_timestamps=True, eos_token_id=ends, **how
@@ -169,6 +171,8 @@ class BatchingEngine:
     def _recover(self) -> None:
         """The loop died: start another, and send every request again that has not been through this before."""
         with self._gate:
+            if self._manager.is_running():
+                return
             self.counts["restarts"] += 1
             logger.warning(
                 "text engine: the batching loop died (%s); another is started", self._manager.background_thread_status.fatal_error
@@ -225,8 +229,9 @@ class BatchingEngine:
         if can_evict(self._manager):
             cache_of(self._manager).evict_cached_blocks()
         else:
-            self._manager.destroy()
-            self._manager = self._start()
+            with self._gate:  # the collector must not take it for a loop that died
+                self._manager.destroy()
+                self._manager = self._start()
 
     def _check(self, look: Look, ask: Ask) -> None:
         """Hold the cached pages against a full prefill: how far the first greedy token through them lies behind the likeliest."""

@@ -12,6 +12,7 @@ from typing import Any
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from videogen.errors import EnvironmentFault, bad, say
+from videogen.text import varlen
 
 START_S = 60.0
 
@@ -48,8 +49,11 @@ def start_loop(model: Any, paging: Paging, matched: MutableMapping[str, int], *,
         told = f"transformers without it for {type(model).__name__}"
         raise EnvironmentFault(say("continuous batching", told, "one with it", "use prefix snapshots"))
     known = {field.name for field in fields(ContinuousBatchingConfig)}
-    if "auto_switch_to_flash" not in known and "paged|" not in str(model.config._attn_implementation):
-        model.set_attn_implementation(f"paged|{model.config._attn_implementation}")  # else it picks one, and may ask the hub
+    is_paged = "auto_switch_to_flash" not in known  # names of their own; else it picks one, and may ask the hub
+    if varlen.suits(model):
+        model.config._attn_implementation = varlen.PAGED_NAME if is_paged else varlen.NAME  # its setter looks for a flash package
+    elif is_paged and "paged|" not in str(model.config._attn_implementation):
+        model.set_attn_implementation(f"paged|{model.config._attn_implementation}")
     drawing = {"do_sample": True, "temperature": 0.5, "top_p": 0.5, "top_k": 2} if is_sampling else {"do_sample": False}
     generation = GenerationConfig(**drawing, max_new_tokens=1, eos_token_id=-1, pad_token_id=0)
     config = _config(known, paging, is_sharing=is_sharing, is_sampling=is_sampling)
@@ -74,6 +78,8 @@ def _config(known: set[str], paging: Paging, *, is_sharing: bool, is_sampling: b
         "allow_block_sharing": is_sharing,
         "auto_switch_to_flash": False,  # it would change the attention of a text encoder that others use, and may ask the hub
         "per_request_processors": is_sampling,
+        "use_cuda_graph": False,  # a graph replays the weights that it was captured with, adapters or none
+        "use_async_batching": False,
     }
     return ContinuousBatchingConfig(**{name: value for name, value in wanted.items() if name in known and value is not None})
 

@@ -88,7 +88,8 @@ def as_bytes(pixels: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> NDA
     unit = (pixels.float() * std + mean).clamp(0, 1)
     if bool(torch.isnan(unit).any()):
         raise bad("frames", "NaN", "finite values in [0, 1]", "decode or rescale it again")
-    frames: NDArray[np.uint8] = (unit * 255).round().to(torch.uint8)[0].permute(1, 2, 3, 0).cpu().numpy()
+    turned = (unit * 255).round().to(torch.uint8)[0].permute(1, 2, 3, 0).contiguous()  # on the device, where it costs nothing
+    frames: NDArray[np.uint8] = turned.cpu().numpy()
     return frames
 
 

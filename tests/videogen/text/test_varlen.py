@@ -1,0 +1,70 @@
+"""Attention of the batching loop without masks: the definition against a masked product, and that the loop runs it."""
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from tests.videogen.text.models import text_model
+from videogen.text import varlen
+from videogen.text.asks import Ask
+from videogen.text.batching import BatchingEngine
+from videogen.text.loop import Paging
+
+QUERIES, KEYS = [3, 1, 5, 1], [3, 9, 8, 1]
+
+
+def starts(lengths: list[int]) -> torch.Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0)
+
+
+def drawn(lengths: list[int], heads: int, seed: int) -> torch.Tensor:
+    return torch.randn(1, heads, sum(lengths), 8, generator=torch.Generator().manual_seed(seed))
+
+
+def masked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Every query over all keys, those of other requests and later ones masked away; (1, T, H, D)."""
+    mask = torch.zeros(sum(QUERIES), sum(KEYS), dtype=torch.bool)
+    rows, columns = starts(QUERIES).tolist(), starts(KEYS).tolist()
+    for q0, q1, k0, k1 in zip(rows, rows[1:], columns, columns[1:]):
+        mask[q0:q1, k0:k1] = torch.ones(q1 - q0, k1 - k0, dtype=torch.bool).tril(k1 - k0 - (q1 - q0))
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True).transpose(1, 2)
+
+
+@pytest.mark.parametrize("keys_from", [starts(KEYS), {varlen.FULL: starts(KEYS)}])
+def test_every_request_attends_to_its_own_keys_alone(keys_from: object) -> None:
+    query, key, value = drawn(QUERIES, 4, 0), drawn(KEYS, 2, 1), drawn(KEYS, 2, 2)
+    found, _ = varlen.attend(None, query, key, value, cu_seq_lens_q=starts(QUERIES), cu_seq_lens_k=keys_from)
+    torch.testing.assert_close(found, masked(query, key, value))
+
+
+def test_without_lengths_it_is_one_sequence_that_ends_where_its_keys_end() -> None:
+    query, key, value = drawn([4], 4, 0), drawn([7], 2, 1), drawn([7], 2, 2)
+    found, _ = varlen.attend(None, query, key, value)
+    mask = torch.ones(4, 7, dtype=torch.bool).tril(3)
+    torch.testing.assert_close(found, scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True).transpose(1, 2))
+
+
+def test_the_loop_attends_so_and_the_model_has_its_own_attention_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = text_model("qwen3")
+    lengths: list[list[int]] = []
+    whole = varlen.one_by_one
+
+    def counted(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: object) -> torch.Tensor:
+        lengths.append(list(rest[0]))  # type: ignore[call-overload]
+        return whole(query, key, value, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(varlen, "one_by_one", counted)
+    engine = BatchingEngine(text, "weights", paging=Paging(16, 64, 64))
+    try:
+        tickets = [engine.submit(Ask(tuple(range(8, 8 + count)), 3)) for count in (20, 30)]
+        assert all(len(ticket.result(30).tokens) == 3 for ticket in tickets)
+    finally:
+        engine.close()
+    assert any(len(each) > 2 for each in lengths) and text.model.config._attn_implementation == "sdpa"
+
+
+def test_layers_with_a_window_keep_transformers_own() -> None:
+    text = text_model("qwen3")
+    assert varlen.suits(text.model)
+    text.model.config.layer_types = ["sliding_attention", *text.model.config.layer_types[1:]]
+    assert not varlen.suits(text.model)

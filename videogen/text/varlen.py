@@ -1,0 +1,98 @@
+"""Attention of transformers' batching loop without masks: each request attends to its own pages alone.
+
+Its `sdpa` attends from every query of a batch to the keys of all requests and masks most of them away: work grows with the square of
+the batch. Here torch's variable-length kernel (FlashAttention's, `torch.nn.attention.varlen`) gets the lengths instead, and a CPU goes
+request by request. The name has "flash" in it: by that transformers knows that it need not build a mask.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+NAME = "flash_varlen"
+PAGED_NAME = f"paged|{NAME}"  # where the attention itself writes to the cache (transformers before 5.23)
+FULL = "full_attention"
+_TAKES = inspect.signature(varlen_attn).parameters  # torch 2.11 knows no shared heads of keys
+
+
+def suits(model: Any) -> bool:
+    """Whether every layer of a language model attends to everything before it, and the kernel takes its numbers."""
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or [FULL])
+    has_window = bool(getattr(config, "use_sliding_window", False)) or getattr(config, "attn_logit_softcapping", None) is not None
+    weight = next(iter(model.parameters()))
+    is_taken = weight.device.type == "cpu" or weight.dtype in (torch.bfloat16, torch.float16)
+    return kinds == {FULL} and not has_window and is_taken and model.config._attn_implementation == "sdpa"
+
+
+def attend(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    _mask: torch.Tensor | None = None,
+    *,
+    scaling: float | None = None,
+    cache: Any = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    cu_seq_lens_k: Any = None,
+    **more: Any,
+) -> tuple[torch.Tensor, None]:
+    """Queries (1, H, T, D), one request behind the other, over keys and values (1, K, S, D); returns (1, T, H, D).
+
+    `cu_seq_lens_*` (N + 1) are where requests begin. Without them it is one sequence whose end is the keys' end.
+    """
+    if cache is not None:
+        pages = {name: more[name] for name in ("read_index", "write_index")}
+        key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, **pages)  # (S, K, D)
+    else:
+        key, value = (each[0].transpose(0, 1) for each in (key, value))
+    query = query[0].transpose(0, 1)
+    if cu_seq_lens_q is None:
+        starts = [torch.tensor([0, len(each)], dtype=torch.int32, device=query.device) for each in (query, key)]
+        longest = [len(query), len(key)]
+    else:
+        starts = [cu_seq_lens_q, _of_kind(cu_seq_lens_k)]
+        longest = [_of_kind(more.get(f"max_length_{side}", more.get(f"max_seqlen_{side}"))) for side in "qk"]
+    if query.device.type == "cpu":
+        return one_by_one(query, key, value, starts[0].tolist(), starts[1].tolist(), scaling)[None], None
+    how: dict[str, Any] = {"scale": scaling, "window_size": (-1, 0)}
+    if "enable_gqa" in _TAKES:
+        how["enable_gqa"] = True
+    else:
+        key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (key, value))
+    out: Any = varlen_attn(query, key, value, starts[0].to(torch.int32), starts[1].to(torch.int32), *longest, **how)
+    return out[None], None
+
+
+def one_by_one(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    queries_from: Sequence[int],
+    keys_from: Sequence[int],
+    scaling: float | None,
+) -> torch.Tensor:
+    """The definition: causal attention of every request, its last query at its last key; (T, H, D) over (S, K, D)."""
+    out = torch.empty((*query.shape[:2], value.shape[-1]), dtype=query.dtype, device=query.device)
+    for index in range(len(queries_from) - 1):
+        mine = slice(queries_from[index], queries_from[index + 1])
+        seen = slice(keys_from[index], keys_from[index + 1])
+        q, k, v = (each.transpose(0, 1)[None] for each in (query[mine], key[seen], value[seen]))
+        mask: Any = None if q.shape[2] == 1 else causal_lower_right(q.shape[2], k.shape[2])
+        out[mine] = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=True)[0].transpose(0, 1)
+    return out
+
+
+def _of_kind(found: Any) -> Any:
+    return found[FULL] if isinstance(found, dict) else found
+
+
+for _name in (NAME, PAGED_NAME):
+    AttentionInterface.register(_name, attend)
