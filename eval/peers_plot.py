@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-WIDTH, HEIGHT = 720, 440
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 190, 20, 50
-_COLOURS = ("#c0392b", "#e59866", "#2471a3", "#117a65", "#7d3c98", "#566573", "#b7950b", "#000000")
+WIDTH, HEIGHT = 820, 440
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 270, 20, 50
+_COLOURS = ("#c0392b", "#e59866", "#f1948a", "#2471a3", "#5dade2", "#117a65", "#7d3c98", "#bb8fce", "#566573", "#b7950b", "#000000")
 
 
 def _ticks(low: float, high: float) -> list[float]:
@@ -22,9 +22,11 @@ def curve_svg(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """The plot: share computed from left to right, mean loss (1 is the tolerance) upwards on a logarithmic scale."""
     losses = [max(row["loss"]["mean"], 1e-4) for curve in curves.values() for row in curve]
     low, high = min(losses) / 1.2, max(*losses, 1.0) * 1.2
+    shares = [10 * row["computed"] for curve in curves.values() for row in curve]
+    first, last = math.floor(min(shares)), max(math.ceil(max(shares)), math.floor(min(shares)) + 1)  # tenths
 
     def x(share: float) -> float:
-        return _LEFT + share * (WIDTH - _LEFT - _RIGHT)
+        return _LEFT + (10 * share - first) / (last - first) * (WIDTH - _LEFT - _RIGHT)
 
     def y(loss: float) -> float:
         place = math.log(max(loss, 1e-4) / low) / math.log(high / low)
@@ -34,7 +36,7 @@ def curve_svg(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
     ]
-    for k in range(0, 11, 2):
+    for k in range(first, last + 1):
         out.append(f'<line x1="{x(k / 10):.1f}" x2="{x(k / 10):.1f}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}" stroke="#ddd"/>')
         out.append(f'<text x="{x(k / 10):.1f}" y="{HEIGHT - _BOTTOM + 18}" text-anchor="middle">{k / 10:g}</text>')
     for tick in _ticks(low, high):

@@ -51,7 +51,7 @@ def start_loop(model: Any, paging: Paging, matched: MutableMapping[str, int], *,
     known = {field.name for field in fields(ContinuousBatchingConfig)}
     is_paged = "auto_switch_to_flash" not in known  # names of their own; else it picks one, and may ask the hub
     if varlen.suits(model):
-        model.config._attn_implementation = varlen.PAGED_NAME if is_paged else varlen.NAME  # its setter looks for a flash package
+        varlen.put_on(model, is_paged=is_paged)
     elif is_paged and "paged|" not in str(model.config._attn_implementation):
         model.set_attn_implementation(f"paged|{model.config._attn_implementation}")
     drawing = {"do_sample": True, "temperature": 0.5, "top_p": 0.5, "top_k": 2} if is_sampling else {"do_sample": False}

@@ -31,6 +31,13 @@ def suits(model: Any) -> bool:
     return kinds == {FULL} and not has_window and is_taken and model.config._attn_implementation == "sdpa"
 
 
+def put_on(model: Any, *, is_paged: bool) -> None:
+    """Have a language model attend so, until its attention is set again; `is_paged` where transformers wants that in the name."""
+    name = PAGED_NAME if is_paged else NAME
+    AttentionInterface.register(name, attend)
+    model.config._attn_implementation = name  # `set_attn_implementation` would look for a package of that name
+
+
 def attend(
     module: Any,
     query: torch.Tensor,
@@ -92,7 +99,3 @@ def one_by_one(
 
 def _of_kind(found: Any) -> Any:
     return found[FULL] if isinstance(found, dict) else found
-
-
-for _name in (NAME, PAGED_NAME):
-    AttentionInterface.register(_name, attend)

@@ -1,5 +1,7 @@
 """Attention of the batching loop without masks: the definition against a masked product, and that the loop runs it."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -68,3 +70,20 @@ def test_layers_with_a_window_keep_transformers_own() -> None:
     assert varlen.suits(text.model)
     text.model.config.layer_types = ["sliding_attention", *text.model.config.layer_types[1:]]
     assert not varlen.suits(text.model)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_torchs_kernel_is_the_definition_on_a_gpu() -> None:
+    queries, keys = [1, 300, 17, 64], [700, 300, 500, 64]
+    rows = [drawn(lengths, heads, seed).repeat(1, 1, 1, 16) for seed, (lengths, heads) in enumerate(((queries, 8), (keys, 2), (keys, 2)))]
+    told: dict[str, Any] = {
+        "cu_seq_lens_q": starts(queries),
+        "cu_seq_lens_k": starts(keys),
+        "max_length_q": max(queries),
+        "max_length_k": max(keys),
+    }
+    wanted, _ = varlen.attend(None, *rows, **told)
+    there: dict[str, Any] = {name: each.cuda() if isinstance(each, torch.Tensor) else each for name, each in told.items()}
+    found, _ = varlen.attend(None, *(each.cuda().bfloat16() for each in rows), **there)
+    assert (found.cpu().float() - wanted).norm() < 1e-2 * wanted.norm()
