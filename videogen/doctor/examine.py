@@ -21,6 +21,7 @@ from videogen.kernels.ops import FUSED, TORCH
 from videogen.text.choose import choose
 from videogen.timing import synchronizer, time_call
 from videogen.transforms.attach import Transforms
+from videogen.transforms.decode import decode_clip
 
 _NAMES = {
     "rms_modulate": ("norms + modulation", 2),
@@ -158,7 +159,9 @@ class Examination:
         latents = torch.randn(1, vae.config.latent_channels, *size, generator=rng).to(
             self.device, next(vae.post_quant_conv.parameters()).dtype
         )
-        seen = see(lambda: vae._decode_clip(latents), self.device)
+        batch = self.transforms.savings.decode_batch
+        with self.transforms.around_decoder(vae):
+            seen = see(partial(decode_clip, vae, latents, batch) if batch else partial(vae._decode_clip, latents), self.device)
         dtype = str(latents.dtype).removeprefix("torch.")
         self.rows.append(Row("video VAE attention", dtype, rules.attention_family(seen.names), cost=f"{seen.ms:.1f} ms a chunk"))
         self.rows.append(rules.check_convolution("video VAE decode", dtype, seen, is_cuda=self.is_cuda))

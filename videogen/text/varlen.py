@@ -15,6 +15,8 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from videogen.errors import bad
+
 NAME = "flash_varlen"
 PAGED_NAME = f"paged|{NAME}"  # where the attention itself writes to the cache (transformers before 5.23)
 FULL = "full_attention"
@@ -26,9 +28,15 @@ def suits(model: Any) -> bool:
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or [FULL])
     has_window = bool(getattr(config, "use_sliding_window", False)) or getattr(config, "attn_logit_softcapping", None) is not None
-    weight = next(iter(model.parameters()))
-    is_taken = weight.device.type == "cpu" or weight.dtype in (torch.bfloat16, torch.float16)
+    is_taken = _takes(next(iter(model.parameters())))
     return kinds == {FULL} and not has_window and is_taken and model.config._attn_implementation == "sdpa"
+
+
+def _takes(weight: torch.Tensor) -> bool:
+    """Any numbers on a CPU; FlashAttention needs half precision and an Ampere."""
+    if weight.device.type != "cuda":
+        return weight.device.type == "cpu"
+    return weight.dtype in (torch.bfloat16, torch.float16) and torch.cuda.get_device_capability(weight.device) >= (8, 0)
 
 
 def put_on(model: Any, *, is_paged: bool) -> None:
@@ -43,7 +51,7 @@ def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    _mask: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
     *,
     scaling: float | None = None,
     cache: Any = None,
@@ -53,8 +61,12 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """Queries (1, H, T, D), one request behind the other, over keys and values (1, K, S, D); returns (1, T, H, D).
 
-    `cu_seq_lens_*` (N + 1) are where requests begin. Without them it is one sequence whose end is the keys' end.
+    `cu_seq_lens_*` (N + 1) are where requests begin. Without them it is one sequence whose end is the keys' end; padding, or several
+    sequences, raise RequestError: transformers makes no mask for this attention.
     """
+    if cu_seq_lens_q is None and (len(query) > 1 or (mask is not None and not bool(mask.all()))):
+        told = f"{len(query)} sequences, {'padded' if mask is not None else 'no padding'}"
+        raise bad("text model", told, "one, without padding, while its requests are batched", "close the engine first")
     if cache is not None:
         pages = {name: more[name] for name in ("read_index", "write_index")}
         key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, **pages)  # (S, K, D)

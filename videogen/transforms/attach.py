@@ -67,7 +67,7 @@ class Transforms:
     def call(self, name: str, block: Any, pipe: Any, state: PipelineState) -> None:
         """Run one of diffusers' blocks outside the loop, or do without."""
         if name == "decode.video" and self.savings.decode_batch and is_on_ladder(pipe.vae, state.get("latents")):
-            with fused_decoder(pipe.vae, FUSED) if self.savings.kernels else nullcontext():
+            with self.around_decoder(pipe.vae):
                 state.set("videos", stream_video(pipe, state.get("latents"), self.savings.decode_batch, self.spread)[None])
             self.told["decode_batch"] = f"{self.savings.decode_batch} tiles a call, streamed"
             return
@@ -80,6 +80,10 @@ class Transforms:
             return
         for output in block.intermediate_outputs:
             state.set(output.name, values[output.name], output.kwargs_type)
+
+    def around_decoder(self, vae: Any) -> AbstractContextManager[None]:
+        """The fused kernels in a video decoder that is streamed."""
+        return fused_decoder(vae, FUSED) if self.savings.decode_batch and self.savings.kernels else nullcontext()
 
     def _encoded(self, name: str, block: Any, pipe: Any, state: PipelineState) -> Values:
         """The outputs of an encoding block, kept or computed."""

@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from tests.videogen.text.models import text_model
+from videogen.errors import RequestError
 from videogen.text import varlen
 from videogen.text.asks import Ask
 from videogen.text.batching import BatchingEngine
@@ -63,6 +64,15 @@ def test_the_loop_attends_so_and_the_model_has_its_own_attention_back(monkeypatc
     finally:
         engine.close()
     assert any(len(each) > 2 for each in lengths) and text.model.config._attn_implementation == "sdpa"
+
+
+def test_what_needs_a_mask_is_refused_while_requests_are_batched() -> None:
+    query, key = drawn([4], 4, 0), drawn([4], 2, 1)
+    varlen.attend(None, query, key, key, torch.ones(1, 4, dtype=torch.long))
+    with pytest.raises(RequestError, match="padded"):
+        varlen.attend(None, query, key, key, torch.tensor([[0, 1, 1, 1]]))
+    with pytest.raises(RequestError, match="2 sequences"):
+        varlen.attend(None, query.repeat(2, 1, 1, 1), key.repeat(2, 1, 1, 1), key.repeat(2, 1, 1, 1))
 
 
 def test_layers_with_a_window_keep_transformers_own() -> None:
