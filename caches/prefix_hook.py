@@ -167,6 +167,12 @@ class PrefixCache:
             self.evict("missed check")
         return is_good
 
+    def unchecked(self, look: Look) -> None:
+        """A check could not be made: another is due after as many hits as before, and nothing was learnt."""
+        assert look.entry is not None
+        self.counts["checks not possible"] += 1
+        look.entry.history = replace(look.entry.history, streak=0)
+
     def change(self, identity: str, reason: str) -> None:
         """The model is another from here on: a new generation, and nothing of the old one is left."""
         self.generation += 1

@@ -10,6 +10,8 @@ from caches.policy import Decision
 from videogen.errors import VideogenError, bad, say
 
 POLL_S = 0.05
+# what one request, or a caller's listener, may fail with and others outlive
+FAULTS = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, MemoryError, OSError)
 
 
 class Busy(VideogenError, RuntimeError):
@@ -125,6 +127,11 @@ class TextEngine(Protocol):
     @property
     def capacity(self) -> int:
         """The most tokens, prompt and answer together, that one request may have."""
+        ...
+
+    @property
+    def fault(self) -> str:
+        """Why it answers nobody any more; empty while it does."""
         ...
 
     def submit(self, ask: Ask, on_token: Callable[[int], None] | None = None) -> Ticket:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -92,7 +93,7 @@ class Watch:
     """
 
     def __init__(self, model: Any) -> None:
-        self.model = model
+        self.model, self._lock = model, threading.Lock()
         self._list()
 
     def _list(self) -> None:
@@ -104,11 +105,12 @@ class Watch:
 
     def look(self) -> tuple[Any, ...]:
         """Equal to an earlier look unless something changed in between."""
-        now = self._look()
-        if now[0] != self._known:  # modules were put in or taken out
-            self._list()
+        with self._lock:
             now = self._look()
-        return now
+            if now[0] != self._known:  # modules were put in or taken out
+                self._list()
+                now = self._look()
+            return now
 
     def _look(self) -> tuple[Any, ...]:
         children = sum(map(id, chain.from_iterable(map(dict.values, self._children))))

@@ -48,6 +48,37 @@ def start_loop(model: Any, paging: Paging, matched: MutableMapping[str, int], *,
     if not has_loop(model):
         told = f"transformers without it for {type(model).__name__}"
         raise EnvironmentFault(say("continuous batching", told, "one with it", "use prefix snapshots"))
+    saved, manager = attention_of(model), None
+    try:
+        manager = _manager(model, paging, is_sharing=is_sharing, is_sampling=is_sampling)
+        manager.start()
+        _wait(manager)
+    except BaseException:
+        if manager is not None:
+            manager.destroy()
+        set_attention(saved)
+        raise
+    _count_hits(cache_of(manager), matched)
+    return manager
+
+
+def attention_of(model: Any) -> list[tuple[Any, Any]]:
+    """Every config of a model with the attention that it names."""
+    found, left = list[tuple[Any, Any]](), [model.config]
+    while left:
+        config = left.pop()
+        found.append((config, config._attn_implementation_internal))
+        left += [part for name in config.sub_configs if (part := getattr(config, name, None)) is not None]
+    return found
+
+
+def set_attention(saved: list[tuple[Any, Any]]) -> None:
+    """Give every config its attention back."""
+    for config, name in saved:
+        config._attn_implementation_internal = name
+
+
+def _manager(model: Any, paging: Paging, *, is_sharing: bool, is_sampling: bool) -> Any:
     known = {field.name for field in fields(ContinuousBatchingConfig)}
     is_paged = "auto_switch_to_flash" not in known  # names of their own; else it picks one, and may ask the hub
     if varlen.suits(model):
@@ -57,16 +88,16 @@ def start_loop(model: Any, paging: Paging, matched: MutableMapping[str, int], *,
     drawing = {"do_sample": True, "temperature": 0.5, "top_p": 0.5, "top_k": 2} if is_sampling else {"do_sample": False}
     generation = GenerationConfig(**drawing, max_new_tokens=1, eos_token_id=-1, pad_token_id=0)
     config = _config(known, paging, is_sharing=is_sharing, is_sampling=is_sampling)
-    manager = model.init_continuous_batching(generation_config=generation, continuous_batching_config=config)
-    manager.start()
+    return model.init_continuous_batching(generation_config=generation, continuous_batching_config=config)
+
+
+def _wait(manager: Any) -> None:
     until = time.perf_counter() + START_S
     while cache_of(manager) is None:
         if not manager.is_running() or time.perf_counter() > until:
             reason = str(getattr(manager.background_thread_status, "fatal_error", "") or "no cache")[:200]
             raise EnvironmentFault(say("continuous batching", reason, "a loop that starts", "use prefix snapshots"))
         time.sleep(0.01)
-    _count_hits(cache_of(manager), matched)
-    return manager
 
 
 def _config(known: set[str], paging: Paging, *, is_sharing: bool, is_sampling: bool) -> Any:

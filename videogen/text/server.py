@@ -110,6 +110,8 @@ def make_text_app(service: TextService) -> FastAPI:
 
     @app.get("/health")
     async def health() -> Response:
+        if fault := service.engine.fault:
+            return JSONResponse({"status": "failed", "reason": fault}, status_code=503)
         return JSONResponse({"status": "ok"})
 
     @app.get("/metrics")

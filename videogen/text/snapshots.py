@@ -14,8 +14,8 @@ import torch
 
 from caches.policy import Budget
 from caches.prefix_hook import TEXT_BUDGET, Look, PrefixCache
-from videogen.errors import say
-from videogen.text.asks import Ask, Busy, Ticket, admit
+from videogen.errors import EnvironmentFault, say
+from videogen.text.asks import FAULTS, Ask, Busy, Ticket, admit
 from videogen.text.chunks import ChunkReuse
 from videogen.text.forwarding import Forward, cache_bytes, difference, duplicate, pick
 from videogen.text.identity import Watch, identify
@@ -69,6 +69,8 @@ class SnapshotEngine:
     def submit(self, ask: Ask, on_token: Callable[[int], None] | None = None) -> Ticket:
         """Accept a request. Raises RequestError for one that can never fit, Busy when too many wait."""
         admit(ask, self.capacity)
+        if self._is_closed:
+            raise EnvironmentFault(say("text engine", self.fault, "one that runs", "start it again"))
         ticket = Ticket(ask, on_token, self._ensure)
         try:
             self._waiting.put_nowait(ticket)
@@ -78,6 +80,11 @@ class SnapshotEngine:
             raise Busy(told) from None
         self._ensure()
         return ticket
+
+    @property
+    def fault(self) -> str:
+        """Why it answers nobody any more; a thread that died is replaced."""
+        return "closed" if self._is_closed else ""
 
     def _ensure(self) -> None:
         """Have a thread that answers: also after the last one died, in whatever way."""
@@ -99,7 +106,7 @@ class SnapshotEngine:
             try:
                 with self._model, torch.no_grad():
                     self._answer(ticket)
-            except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, MemoryError) as error:
+            except FAULTS as error:
                 logger.debug("text request failed", exc_info=True)
                 self.counts["failed"] += 1
                 self.prefixes.evict("failure")  # of memory, perhaps: and what was half written is gone

@@ -20,30 +20,37 @@ from videogen.errors import bad
 NAME = "flash_varlen"
 PAGED_NAME = f"paged|{NAME}"  # where the attention itself writes to the cache (transformers before 5.23)
 FULL = "full_attention"
+_UNKNOWN = ("sliding_window", "softcap", "s_aux", "position_bias")  # what would change the answer
 _TAKES = inspect.signature(varlen_attn).parameters  # torch 2.11 knows no shared heads of keys
 
 
 def suits(model: Any) -> bool:
     """Whether every layer of a language model attends to everything before it, and the kernel takes its numbers."""
     config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or [FULL])
-    has_window = bool(getattr(config, "use_sliding_window", False)) or getattr(config, "attn_logit_softcapping", None) is not None
-    is_taken = _takes(next(iter(model.parameters())))
-    return kinds == {FULL} and not has_window and is_taken and model.config._attn_implementation == "sdpa"
+    if kinds := getattr(config, "layer_types", None):
+        has_window = {*kinds} != {FULL}
+    else:  # Mistral, Phi: a window for every layer, unless the config says that it is not used
+        has_window = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+    is_capped = getattr(config, "attn_logit_softcapping", None) is not None
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    is_taken = _takes(next(iter(model.parameters())), size)
+    return not has_window and not is_capped and is_taken and model.config._attn_implementation == "sdpa"
 
 
-def _takes(weight: torch.Tensor) -> bool:
-    """Any numbers on a CPU; FlashAttention needs half precision and an Ampere."""
+def _takes(weight: torch.Tensor, head_size: int) -> bool:
+    """Any numbers on a CPU; FlashAttention needs half precision, an Ampere, and heads of its sizes."""
     if weight.device.type != "cuda":
         return weight.device.type == "cpu"
-    return weight.dtype in (torch.bfloat16, torch.float16) and torch.cuda.get_device_capability(weight.device) >= (8, 0)
+    is_half = weight.dtype in (torch.bfloat16, torch.float16)
+    return is_half and head_size % 8 == 0 and head_size <= 256 and torch.cuda.get_device_capability(weight.device) >= (8, 0)
 
 
 def put_on(model: Any, *, is_paged: bool) -> None:
-    """Have a language model attend so, until its attention is set again; `is_paged` where transformers wants that in the name."""
+    """Have a language model attend so, not what it sees with; `is_paged` where transformers wants that in the name."""
     name = PAGED_NAME if is_paged else NAME
     AttentionInterface.register(name, attend)
-    model.config._attn_implementation = name  # `set_attn_implementation` would look for a package of that name
+    for config in (model.config, model.config.get_text_config()):
+        config._attn_implementation_internal = name  # the public setter reaches every part, and looks for a package of that name
 
 
 def attend(
@@ -64,6 +71,8 @@ def attend(
     `cu_seq_lens_*` (N + 1) are where requests begin. Without them it is one sequence whose end is the keys' end; padding, or several
     sequences, raise RequestError: transformers makes no mask for this attention.
     """
+    if odd := sorted(name for name in _UNKNOWN if more.get(name) is not None):
+        raise bad("text model", f"attention with {', '.join(odd)}", "none of these", "use prefix snapshots")
     if cu_seq_lens_q is None and (len(query) > 1 or (mask is not None and not bool(mask.all()))):
         told = f"{len(query)} sequences, {'padded' if mask is not None else 'no padding'}"
         raise bad("text model", told, "one, without padding, while its requests are batched", "close the engine first")
