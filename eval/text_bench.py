@@ -50,7 +50,7 @@ class Part:
     runs: int = 3
 
 
-_BIG, _CUT = Load(shared=4096, own=128, write=16, requests=24), Load(shared=4096, own=128, write=8, requests=20)
+_BIG, _CUT = Load(shared=4096, own=128, write=16, requests=20), Load(shared=4096, own=128, write=8, requests=20)
 _LONG = (8192, 32768, 131072)
 PARTS = (
     Part("qwen3-vl-32b", _LONG, 131072, _BIG, (), 262144, Paging(256, 560, 131072), "snapshots", runs=2),

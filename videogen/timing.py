@@ -68,6 +68,8 @@ def synchronizer(device: torch.device) -> Callable[[], None]:
     """Waits until the device has done what was asked of it; nothing on the CPU, which is never ahead."""
     if device.type == "cuda":
         return lambda: torch.cuda.synchronize(device)
+    if device.type == "mps":
+        return torch.mps.synchronize
     return lambda: None
 
 
