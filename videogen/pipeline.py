@@ -180,6 +180,8 @@ class Pipeline:
             logger.warning("sparse attention: dense, %s", raw.attention["reason"])
         frames = to_uint8(raw.frames)
         record = self._record(resolved, used_seed, raw, clock.stages_s) | {"started": started, "finished": _now()}
+        if len(clock.steps_s) == len(record["cache"]["steps"]):  # Wan's guided steps are two decisions each
+            record["cache"]["steps"] = [step | {"ms": round(1e3 * s, 2)} for step, s in zip(record["cache"]["steps"], clock.steps_s)]
         record["cache"] |= {"certificate": cache.certificates[0].promise if cache.certificates and cache.lam else None, "note": note}
         record["savings"] = transforms.told
         record["expansion"] = None if expanded is None else expanded.record()

@@ -48,14 +48,19 @@ class StopFlag:
 
 @dataclass(slots=True)
 class PhaseClock:
-    """Emits phase events and keeps how long each phase took, in seconds; `wait` lets the device finish what a phase has asked for."""
+    """Emits phase events and keeps how long each phase took, in seconds; `wait` lets the device finish what a phase has asked for.
+
+    `steps_s` is how long each step took by the host's clock: the device's own time where a step waits for it, as under a step cache.
+    """
 
     on_event: OnEvent
     stop: StopFlag
     wait: Callable[[], None] = at_once
     stages_s: dict[str, float] = field(default_factory=dict)
+    steps_s: list[float] = field(default_factory=list)
     _phase: str = ""
     _began: float = 0.0
+    _stepped: float = 0.0
 
     def enter(self, phase: str) -> None:
         """End the running phase and begin another; phases of one name add up."""
@@ -68,6 +73,9 @@ class PhaseClock:
 
     def step(self, done: int, total: int) -> None:
         """Report a finished step of the running phase, then give way to a wish to stop."""
+        began, self._stepped = self._stepped, time.perf_counter()
+        if done:
+            self.steps_s.append(self._stepped - began)
         self.on_event(Event(self._phase, done, total))
         if done < total:
             self.stop.check()

@@ -103,6 +103,7 @@ def test_steps_left_to_the_recipe_are_the_caches_too_whatever_ran_before(pipelin
 def test_short_schedules_follow_the_few_step_rule(steps: int, pipeline: Pipeline, picture: Path) -> None:
     record = cached(pipeline, lam=100.0).render(request("t2va", picture, steps=steps)).record["cache"]
     assert record["reused"] == (1 if steps >= 7 else 0) and len(record["steps"]) == steps
+    assert all(step["ms"] > 0 for step in record["steps"])
 
 
 def test_the_record_tells_every_step(pipeline: Pipeline, picture: Path) -> None:

@@ -3,6 +3,7 @@
 import argparse
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from videogen.config import Environment
@@ -90,6 +91,15 @@ def adapter_lines(adapters: dict[str, Any]) -> list[str]:
     return lines
 
 
+def cost_lines(steps: list[dict[str, Any]]) -> list[str]:
+    """What a computed and a reused step took, and the drifts that were scored; nothing where an older record does not say."""
+    by_action = {name: [step["ms"] for step in steps if step["action"] == name and "ms" in step] for name in ("compute", "reuse")}
+    took = [f"{name} {median(values):.0f} ms a step" for name, values in by_action.items() if values]
+    drifts = [value for step in steps for value in step["drift"].values() if isinstance(value, (int, float))]
+    scored = [f"drift {min(drifts):.3g} to {max(drifts):.3g}"] if drifts else []
+    return ["          " + ", ".join(took + scored)] if took or scored else []
+
+
 def cache_lines(cache: dict[str, Any], prior: str = "") -> list[str]:
     """What the step cache did, step by step: `#` computed, `.` reused, and the reasons with their counts; `prior` is its file."""
     bar = "".join("." if step["action"] == "reuse" else "#" for step in cache["steps"])
@@ -99,6 +109,7 @@ def cache_lines(cache: dict[str, Any], prior: str = "") -> list[str]:
         f"cache     {rule}: {cache['reused']} of {len(cache['steps'])} steps reused; {promise}",
         f"          {bar}  (# computed, . reused)",
         "          " + ", ".join(f"{reason} {count}" for reason, count in cache["reasons"].items()),
+        *cost_lines(cache["steps"]),
     ]
     return lines + ([f"          {cache['warning']}"] if cache["warning"] else [])
 

@@ -228,8 +228,8 @@ def timeline(record: dict[str, Any]) -> str:
     hatch += '<rect width="4" height="4" fill="#fde68a"/><line x1="0" y1="0" x2="0" y2="4" stroke="#92400e" stroke-width="1.5"/></pattern>'
     total = len(steps) * width
     picture = f'<svg role="img" aria-label="cache timeline" viewBox="0 0 {total} 26" width="{total}" height="26">'
-    rows = [(n, s["action"], s["reason"], s["risk"], s["drift"].get("video", "")) for n, s in enumerate(steps, 1)]
-    told = table(("step", "decision", "why", "risk", "video drift"), rows)
+    rows = [(n, s["action"], s["reason"], s["risk"], s["drift"].get("video", ""), s.get("ms", "")) for n, s in enumerate(steps, 1)]
+    told = table(("step", "decision", "why", "risk", "video drift", "ms"), rows)
     legend = "<p class='vg-muted'>c computed (filled), r reused (hatched)</p>"
     details = f"<details><summary>The same as a table</summary>{told}</details>"
     return f'<div class="vg-scroll">{picture}<defs>{hatch}</defs>{"".join(cells)}</svg></div>{legend}{details}'
