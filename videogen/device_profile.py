@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,21 +11,71 @@ import torch
 
 from videogen.config import Environment
 from videogen.identity import hash_text
-from videogen.transforms.options import MATMULS
 
 logger = logging.getLogger(__name__)
 
-SCHEMA = "videogen.device/1"
+SCHEMA = "videogen.device/2"
+REACH = 2.0  # up to so many times more or fewer rows than were measured: one octave, the step in which entries are kept
+MATMULS = (None, "model", "bfloat16")  # what doctor measures
+
+
+@dataclass(frozen=True, slots=True)
+class Winners:
+    """What was fastest at one dtype and one number of packed rows. attention is diffusers' name of a back end; None: its own.
+
+    matmul is None where products were not compared. Raises ValueError for values that no measurement gives.
+    """
+
+    dtype: str
+    rows: int
+    attention: str | None = None
+    matmul: str | None = None
+    measured: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        is_number = isinstance(self.rows, int) and not isinstance(self.rows, bool)
+        if not is_number or not 1 <= self.rows < 1 << 31 or not isinstance(self.dtype, str):
+            raise ValueError(f"entry: got dtype {self.dtype!r:.60} and rows {self.rows!r:.60}, expected a name and a whole number")
+        if not isinstance(self.attention, str | None) or self.matmul not in MATMULS or not isinstance(self.measured, dict):
+            raise ValueError(f"entry: got attention {self.attention!r:.60} and matmul {self.matmul!r:.60}, expected what doctor writes")
+
+    @property
+    def octave(self) -> int:
+        """Entries of one dtype and octave replace each other."""
+        return round(math.log2(self.rows))
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """The winners on one device with one torch. attention is diffusers' name of a back end; None where nothing was measured."""
+    """The winners on one device with one torch, by dtype and rows."""
 
     device: str
-    attention: str | None = None
-    matmul: str | None = None
-    measured: dict[str, Any] = field(default_factory=dict)
+    entries: tuple[Winners, ...] = ()
+
+    @property
+    def attention(self) -> tuple[tuple[str, int, str | None], ...]:
+        """Every entry's dtype, rows and back end: what `auto` can depend on here."""
+        return tuple((each.dtype, each.rows, each.attention) for each in self.entries)
+
+    @property
+    def matmul(self) -> tuple[tuple[str, int, str | None], ...]:
+        """Every entry's dtype, rows and products."""
+        return tuple((each.dtype, each.rows, each.matmul) for each in self.entries)
+
+    def at(self, dtype: str, rows: int) -> Winners | None:
+        """The entry of this dtype measured nearest to so many rows, within a factor of `REACH`; None where there is none."""
+        near = [each for each in self.entries if each.dtype == dtype and _apart(each.rows, rows) <= REACH]
+        return min(near, key=lambda each: _apart(each.rows, rows), default=None)
+
+    def keeping(self, found: Winners) -> "DeviceProfile":
+        """With this entry, in place of one of the same dtype and about as many rows."""
+        place = (found.dtype, found.octave)
+        others = [each for each in self.entries if (each.dtype, each.octave) != place]
+        return DeviceProfile(self.device, tuple(sorted((*others, found), key=lambda each: (each.dtype, each.rows))))
+
+
+def _apart(one: int, other: int) -> float:
+    return max(one, other) / max(1, min(one, other))
 
 
 def device_key(device: torch.device) -> str:
@@ -57,14 +108,13 @@ def read_profile(device: torch.device, environment: Environment) -> DeviceProfil
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        profile = DeviceProfile(**{name: found[name] for name in ("device", "attention", "matmul", "measured")})
+        if (found["schema"], found["device"]) == (SCHEMA, device_key(device)):
+            return DeviceProfile(found["device"], tuple(Winners(**each) for each in found["entries"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         logger.warning("device profile %s: got %s, expected a file of `videogen doctor --save`; it is not used", path, error)
         return None
-    if found.get("schema") != SCHEMA or profile.device != device_key(device) or profile.matmul not in (None, *MATMULS):
-        logger.warning("device profile %s: got one of another device or version, expected %s; it is not used", path, device_key(device))
-        return None
-    return profile
+    logger.warning("device profile %s: got one of another device or version, expected %s; it is not used", path, device_key(device))
+    return None
 
 
 def as_text(profile: DeviceProfile) -> str:

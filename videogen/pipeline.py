@@ -71,10 +71,10 @@ class Pipeline:
         check_limits(source, family, recipe, placement.kind)
         self.dtype = pick_dtype(recipe.dtype, device)
         strata = [each.fingerprint.dtype for each in recipe.cache.certificates]
-        savings = recipe.savings
+        self._asked = recipe.savings
         if placement.kind != "whole":  # they were loaded into host memory, and can stay there
-            savings = replace(savings, park_adaln=savings.adaln_tables)
-        self.savings, self._reasons = settled(savings, device, self.dtype, strata, profile)
+            self._asked = replace(recipe.savings, park_adaln=recipe.savings.adaln_tables)
+        self.savings, _ = settled(self._asked, device, self.dtype, strata, profile)
         self._shared: dict[str, Any] = {}
         self._opened: dict[str, Any] = {}
         self._shelf = Shelf(source)
@@ -218,7 +218,11 @@ class Pipeline:
 
     def transforms_for(self, resolved: Resolved) -> Transforms:
         """What this pipeline attaches for one request; entered around its blocks."""
-        return Transforms(self.savings, self._kept, resolved, dict(self._reasons), self.sharding.tiles, self.sharding.first)
+        strata = [each.fingerprint.dtype for each in self.recipe.cache.certificates]
+        rows = self.family.estimate(resolved).rows  # what doctor found fastest holds for about as many
+        found, reasons = settled(self._asked, self.device, self.dtype, strata, self.profile, rows)
+        savings = replace(self.savings, matmul=found.matmul, attention=found.attention)
+        return Transforms(savings, self._kept, resolved, reasons, self.sharding.tiles, self.sharding.first)
 
     def stratum(self, resolved: Resolved) -> Fingerprint:
         """What a certificate must have been calibrated for to cover this request here."""
@@ -226,7 +230,7 @@ class Pipeline:
         return fingerprint(
             resolved,
             weights=self.source.identity,
-            dtype=arithmetic(self.savings, self.dtype) + sparse,
+            dtype=arithmetic(self.transforms_for(resolved).savings, self.dtype) + sparse,
             device=self.device.type,
             parallel=self.sharding.label,
             streams=self.recipe.cache.streams if isinstance(resolved, WanResolved) and resolved.is_guided else "",

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         return _link(args)
     from dataclasses import replace
 
-    from videogen.device_profile import as_text, profile_path
+    from videogen.device_profile import DeviceProfile, as_text, device_key, profile_path, read_profile
     from videogen.doctor.examine import Examination
     from videogen.doctor.report import SCHEMA, as_plain_rows, table
     from videogen.jobs.plan import parse_size
@@ -56,38 +56,30 @@ def run(args: argparse.Namespace) -> int:
     pipe, transforms = pipeline.load(resolved.workflow), pipeline.transforms_for(resolved)
     found = Examination(pipe, resolved, transforms, pipeline.device, environment.record(), environment.offline)
     found.look()
-    profile = found.profile()
-    if args.save and path is not None:
-        _keep(path, as_text(profile))
+    best, saved = found.winners(), None
+    if args.save and path is not None and best is not None:
+        before = read_profile(pipeline.device, environment) or DeviceProfile(device_key(pipeline.device))
+        _keep(path, as_text(before.keeping(best)))
+        saved = str(path)
+    rows, device, tried = found.measured["rows"], device_key(pipeline.device), found.measured["attention"]
     if args.json:
-        head = {
-            "schema": SCHEMA,
-            "device": profile.device,
-            "model": pipeline.source.name,
-            "recipe": recipe.name,
-            "rows": found.measured["rows"],
-        }
-        saved = str(path) if args.save else None
-        print(
-            json.dumps(
-                head
-                | {
-                    "rows": found.measured["rows"],
-                    "areas": as_plain_rows(found.rows),
-                    "attention": found.measured["attention"],
-                    "saved": saved,
-                }
-            )
-        )
+        head = {"schema": SCHEMA, "device": device, "model": pipeline.source.name, "recipe": recipe.name, "rows": rows}
+        print(json.dumps(head | {"areas": as_plain_rows(found.rows), "attention": tried, "saved": saved}))
     else:
-        print(f"{pipeline.source.name}, recipe {recipe.name}, {found.measured['rows']} rows, on {profile.device}\n")
-        print(table(found.rows) + "\n\nattention candidates on the model's own queries, keys and values:")
-        for row in found.measured["attention"]:
-            timed = "" if row["ms"] is None else f"{row['ms']:.2f} ms, {row['error']:.1e} from float32"
-            print(f"  {row['name']:<18} {'; '.join(each for each in (timed, row['reason']) if each)}")
+        print(f"{pipeline.source.name}, recipe {recipe.name}, {rows} rows, on {device}\n")
+        print(table(found.rows) + "\n" + _candidates(tried))
         if args.save:
-            print(f"\nsaved {path}")
+            print(f"\nsaved {saved}" if saved else "\nnothing saved: the denoiser could not run")
     return SLOW if args.strict and any(row.is_slow for row in found.rows) else 0
+
+
+def _candidates(tried: list[dict[str, Any]]) -> str:
+    """A line per way to attend; nothing where none was tried."""
+    lines = ["\nattention candidates on the model's own queries, keys and values:"] if tried else []
+    for row in tried:
+        timed = "" if row["ms"] is None else f"{row['ms']:.2f} ms, {row['error']:.1e} from float32"
+        lines.append(f"  {row['name']:<18} {'; '.join(each for each in (timed, row['reason']) if each)}")
+    return "\n".join(lines)
 
 
 def _keep(path: Path, text: str) -> None:

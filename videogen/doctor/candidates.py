@@ -14,13 +14,13 @@ from diffusers.models.attention_dispatch import (
 )
 from torch.nn import functional
 
+from videogen.doctor.rules import TILES
 from videogen.timing import synchronizer, time_call
 from videogen.transforms.cpu_bfloat16 import attend
 
 HALF = (torch.bfloat16, torch.float16)
 ANY = (*HALF, torch.float32)
 BOUNDS = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 1e-2}  # relative L2 from float32, on sampled rows
-TILES = "bfloat16 tiles"
 SAMPLED = 128
 FAILS = (RuntimeError, ValueError, TypeError, ImportError, NotImplementedError, OSError)
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

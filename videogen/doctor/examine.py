@@ -1,17 +1,18 @@
 """Runs the parts of a loaded model at one request's shape and says what really ran; the pipeline is as before afterwards."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 
 from videogen.attention.install import project
-from videogen.device_profile import DeviceProfile, device_key
+from videogen.device_profile import Winners
 from videogen.doctor import facts, rules
-from videogen.doctor.candidates import TILES, try_all, winner
+from videogen.doctor.candidates import try_all, winner
 from videogen.doctor.report import Row
 from videogen.doctor.seen import see, watching_masks
 from videogen.families.base import Resolved
@@ -21,6 +22,7 @@ from videogen.kernels.ops import FUSED, TORCH
 from videogen.text.choose import choose
 from videogen.timing import synchronizer, time_call
 from videogen.transforms.attach import Transforms
+from videogen.transforms.cpu_bfloat16 import Bfloat16Processor, bfloat16_products, refusal
 from videogen.transforms.decode import decode_clip
 
 _NAMES = {
@@ -30,6 +32,7 @@ _NAMES = {
     "swiglu": ("SwiGLU", 1),
 }
 """Operation -> what people call it, and how often a block runs it."""
+_BFLOAT16 = "c10::BFloat16"  # as the profiler names the format
 
 
 class _Caught(Exception):
@@ -38,7 +41,8 @@ class _Caught(Exception):
 
 @dataclass(slots=True)
 class Examination:
-    """One loaded pipeline at one request's shape. `rows` fills as areas are looked at; `measured` is what a device profile keeps."""
+    """One loaded pipeline at one request's shape. `rows` fills as areas are looked at; `measured` is what a device profile keeps:
+    no rows where the denoiser cannot run. `has_tiles`: our own bfloat16 processor attended."""
 
     pipe: Any
     resolved: Resolved
@@ -47,7 +51,8 @@ class Examination:
     environment: dict[str, str]
     is_offline: bool
     rows: list[Row] = field(default_factory=list)
-    measured: dict[str, Any] = field(default_factory=dict)
+    measured: dict[str, Any] = field(default_factory=lambda: {"rows": 0, "attention": []})
+    has_tiles: bool = False
 
     @property
     def is_cuda(self) -> bool:
@@ -60,7 +65,17 @@ class Examination:
 
     @torch.no_grad()
     def look(self) -> None:
-        """Every area, in the order a clip meets them."""
+        """Every area that can run, in the order a clip meets them."""
+        backends = facts.attention_backends(self.pipe)
+        missing = facts.missing_kernels(backends.values())
+        self.rows += rules.check_hub(backends, is_offline=self.is_offline, missing=missing)
+        cannot = {component for component, backend in backends.items() if backend in missing}
+        self.denoiser(is_whole="transformer" not in cannot)
+        self.video_vae(has_decoder="vae" not in cannot)
+        self.process()
+
+    def denoiser(self, *, is_whole: bool) -> None:
+        """What comes before the loop and, where its back end can be called, the parts of the first block."""
         pipe, state = self.pipe, open_state(self.pipe, self.resolved, 0)
         for name, block in pipe._blocks.sub_blocks.items():
             if name == LOOP:
@@ -70,22 +85,29 @@ class Examination:
                 self.text(call)
             else:
                 call()
+        if not is_whole:
+            return
         loop, transformer = pipe._blocks.sub_blocks[LOOP], transformer_of(pipe)
+        first = transformer.transformer_blocks[0]
         with self.transforms.around_loop(pipe, loop, transformer, state):
             args = self.first_block_inputs(loop, transformer, state)
             self.attention(transformer, args)
-            self.linears(transformer.transformer_blocks[0], args[0])
+            self.linears(first, args[0])
+        if not refusal(transformer):
+            self.measured["block"] = self.both_products(first, args)
         self.elementwise(transformer, args[0].shape[1])
-        self.video_vae()
-        self.process()
 
     def text(self, encode: Callable[[], None]) -> None:
         """One text encoding."""
-        seen = see(encode, self.device)
+        with watching_masks() as masks:
+            seen = see(encode, self.device)
         requested = str(self.pipe.text_encoder.config._attn_implementation or "sdpa")
-        kept = self.transforms.told.get("encodings text_encoder") == "kept"
-        executed = "not run: kept from an earlier request" if kept else rules.attention_family(seen.names)
-        self.rows.append(Row("text encoder", requested, executed, self.transforms.told.get("text_cut", ""), f"{seen.ms:.1f} ms"))
+        if self.transforms.told.get("encodings text_encoder") == "kept":
+            row = Row("text encoder", requested, "not run: kept from an earlier request", "", f"{seen.ms:.1f} ms")
+        else:
+            row = rules.check_attention(requested, seen, _worst(masks), is_cuda=self.is_cuda, area="text encoder", unit="text")
+        cut = self.transforms.told.get("text_cut", "")
+        self.rows.append(replace(row, reason="; ".join(each for each in (row.reason, cut) if each)))
         choice = choose(self.pipe.text_encoder.config)  # what would answer with it: `videogen text`
         self.rows.append(Row("text engine", choice.engine, choice.engine, choice.reason))
 
@@ -113,27 +135,47 @@ class Examination:
         with watching_masks() as masks:
             seen = see(lambda: attn(args[0], rope, *args[4:]), self.device)
         requested = attn.processor._attention_backend or _AttentionBackendRegistry.get_active_backend()[0]
+        requested = str(getattr(requested, "value", requested))
         found = try_all(*getattr(attn.processor, "project", project)(attn, args[0], rope))
-        best, own = winner(found), next(row for row in found if row["name"] == "native")
-        executed = rules.attention_family(seen.names)
-        ran = next((row for row in found if row["name"] == TILES), own) if executed == "bfloat16 tiles" else own
-        pair = (best["name"], float(best["ms"])) if best else None
-        mask = next((each for each in ("all true", "partial") if each in masks), "none")
-        own_ms = float(ran["ms"] or seen.ms)
-        self.rows.append(
-            rules.check_attention(str(getattr(requested, "value", requested)), seen, mask, is_cuda=self.is_cuda, best=pair, own_ms=own_ms)
+        self.has_tiles = isinstance(attn.processor, Bfloat16Processor) and _BFLOAT16 in seen.products
+        executed, by_name = rules.attention_family(seen.names, is_tiled=self.has_tiles), {row["name"]: row for row in found}
+        ran = by_name[rules.TILES] if executed == rules.TILES else by_name.get(requested, by_name["native"])
+        best = winner(found)
+        row = rules.check_attention(
+            requested,
+            seen,
+            _worst(masks),
+            is_cuda=self.is_cuda,
+            best=(best["name"], float(best["ms"])) if best else None,
+            own_ms=None if executed == rules.EAGER or ran["ms"] is None else float(ran["ms"]),  # no candidate is like it
+            is_tiled=self.has_tiles,
         )
-        self.rows += rules.check_hub({"transformer": str(getattr(requested, "value", requested))}, is_offline=self.is_offline)
+        self.rows.append(row)
         self.measured |= {"rows": args[0].shape[1], "attention": found}
 
     def linears(self, block: Any, rows: torch.Tensor) -> None:
         """The widest product of a block as it runs."""
         linear = block.ff.net[0].proj
-        seen, ms = see(lambda: linear(rows), self.device), self.milliseconds(lambda: linear(rows))
+
+        def call() -> Any:
+            return linear(rows.view_as(rows))  # another tensor each time: float8 keeps the scales of the last one
+
+        seen, ms = see(call, self.device), self.milliseconds(call)
         tflops = 2 * rows.shape[1] * linear.weight.numel() / ms / 1e9
-        made = str(linear(rows).dtype).removeprefix("torch.")
+        made = str(call().dtype).removeprefix("torch.")
         row = rules.check_products("linears", str(linear.weight.dtype).removeprefix("torch."), made, seen)
         self.rows.append(Row(row.area, row.requested, row.executed, row.reason, f"{ms:.2f} ms, {tflops:.2f} TFLOP/s", row.fix, row.is_slow))
+
+    def both_products(self, block: Any, args: tuple[Any, ...]) -> dict[str, float]:
+        """Milliseconds of a block's attention and feed-forward in the weights' own arithmetic and with bfloat16 products."""
+
+        def call() -> None:
+            block.attn(args[0], args[3])
+            block.ff(args[0])
+
+        own = self.milliseconds(call)
+        with bfloat16_products(SimpleNamespace(transformer_blocks=[block])):
+            return {"model": own, "bfloat16": self.milliseconds(call)}
 
     def elementwise(self, transformer: Any, num_rows: int) -> None:
         """The four operations between the products, as the recipe runs them and as it could."""
@@ -142,33 +184,41 @@ class Examination:
         weight = transformer.transformer_blocks[0].ff.net[2].weight
         shape = Shape(1, num_rows, *sizes)
         for name in _NAMES:
-            given = arguments(shape, weight.dtype, self.device)[name]
+            kind = torch.bfloat16 if self.has_tiles and name == "swiglu" else weight.dtype  # between two products in that format
+            given = arguments(shape, kind, self.device)[name]
             area, count = _NAMES[name]
             used = FUSED if savings.kernels else TORCH
-            seen, ms = see(partial(getattr(used, name), *given), self.device), self.milliseconds(partial(getattr(used, name), *given))
-            cost = f"{count * ms:.2f} ms a block"
-            executed = f"{used.name}, {sum(each > 0.02 * seen.ms for _, each in seen.kernels)} kinds of kernels"
+            asked = FUSED if "kernels" in self.transforms.told else TORCH
+            call = partial(getattr(used, name), *given)
+            seen, ms = see(call, self.device), self.milliseconds(call)
+            own = "with the bfloat16 attention" if self.has_tiles and name == "qk_rotate" else ""
             reason = self.transforms.told.get("kernels", "") if used is TORCH else ""
-            self.rows.append(Row(area, used.name, executed, reason, cost))
+            cost = f"{count * ms:.2f} ms a block"
+            self.rows.append(rules.check_elementwise(area, name, asked.name, seen, cost, reason, is_cuda=self.is_cuda, own=own))
 
-    def video_vae(self) -> None:
-        """One chunk decoded, one frame encoded."""
+    def video_vae(self, *, has_decoder: bool) -> None:
+        """One chunk decoded, where its back end can be called, and one frame encoded."""
         vae, resolved = self.pipe.vae, self.resolved
-        ratio, rng = vae.spatial_compression_ratio, torch.Generator().manual_seed(0)
-        size = (vae.tokens_chunk_size + vae.token_overlap, resolved.height // ratio, resolved.width // ratio)
-        latents = torch.randn(1, vae.config.latent_channels, *size, generator=rng).to(
-            self.device, next(vae.post_quant_conv.parameters()).dtype
-        )
-        batch = self.transforms.savings.decode_batch
-        with self.transforms.around_decoder(vae):
-            seen = see(partial(decode_clip, vae, latents, batch) if batch else partial(vae._decode_clip, latents), self.device)
-        dtype = str(latents.dtype).removeprefix("torch.")
-        self.rows.append(Row("video VAE attention", dtype, rules.attention_family(seen.names), cost=f"{seen.ms:.1f} ms a chunk"))
-        self.rows.append(rules.check_convolution("video VAE decode", dtype, seen, is_cuda=self.is_cuda))
+        if has_decoder:
+            self.decoder(vae)
         kind = next(vae.encoder.parameters()).dtype
         frame = torch.zeros(1, 3, 1, resolved.height, resolved.width, dtype=kind, device=self.device)
         seen = see(lambda: vae._encode_clip(frame), self.device)
         self.rows.append(rules.check_convolution("video VAE encode", str(kind).removeprefix("torch."), seen, is_cuda=self.is_cuda))
+
+    def decoder(self, vae: Any) -> None:
+        """One chunk of video."""
+        ratio, rng = vae.spatial_compression_ratio, torch.Generator().manual_seed(0)
+        size = (vae.tokens_chunk_size + vae.token_overlap, self.resolved.height // ratio, self.resolved.width // ratio)
+        kind = next(vae.post_quant_conv.parameters()).dtype
+        latents = torch.randn(1, vae.config.latent_channels, *size, generator=rng).to(self.device, kind)
+        batch = self.transforms.savings.decode_batch
+        with self.transforms.around_decoder(vae), watching_masks() as masks:
+            seen = see(partial(decode_clip, vae, latents, batch) if batch else partial(vae._decode_clip, latents), self.device)
+        area, dtype = "video VAE attention", str(kind).removeprefix("torch.")
+        backend = facts.attention_backends(self.pipe)["vae"]
+        self.rows.append(rules.check_attention(backend, seen, _worst(masks), is_cuda=self.is_cuda, area=area, unit="chunk"))
+        self.rows.append(rules.check_convolution("video VAE decode", dtype, seen, is_cuda=self.is_cuda))
 
     def process(self) -> None:
         """What holds for the process as a whole."""
@@ -183,13 +233,24 @@ class Examination:
         ]
         self.rows += [row for row in found if row is not None]
 
-    def profile(self) -> DeviceProfile:
-        """The winners of what was measured: diffusers' back end where another than its own is at least 5 % faster, and products."""
+    def winners(self) -> Winners | None:
+        """What was fastest: diffusers' back end where another than its own is at least 5 % faster, and products, by the whole block.
+
+        None where the denoiser could not run.
+        """
         rows = self.measured["attention"]
-        own = next(row for row in rows if row["name"] == "native")
-        best, tiles = winner(rows, own=False), next(row for row in rows if row["name"] == TILES)
+        if not rows:
+            return None
+        by_name, best = {row["name"]: row for row in rows}, winner(rows, own=False)
+        own, tiles = by_name["native"], by_name[rules.TILES]
         is_better = best is not None and own["ms"] is not None and best["ms"] * 1.05 < own["ms"]
         matmul = None
-        if tiles["ms"] is not None and own["ms"] is not None:
-            matmul = "bfloat16" if not tiles["reason"] and tiles["ms"] * 1.05 < own["ms"] else "model"
-        return DeviceProfile(device_key(self.device), best["backend"] if best and is_better else None, matmul, self.measured)
+        if "block" in self.measured:
+            took = self.measured["block"]
+            matmul = "bfloat16" if not tiles["reason"] and took["bfloat16"] * 1.05 < took["model"] else "model"
+        dtype = str(transformer_of(self.pipe).transformer_blocks[0].ff.net[2].weight.dtype).removeprefix("torch.")
+        return Winners(dtype, self.measured["rows"], best["backend"] if best and is_better else None, matmul, self.measured)
+
+
+def _worst(masks: Sequence[str]) -> str:
+    return next((each for each in ("all true", "partial") if each in masks), "none")

@@ -12,6 +12,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from videogen.doctor.rules import Call
 
+_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+
 
 @contextmanager
 def _without_banner() -> Iterator[None]:
@@ -29,7 +31,8 @@ def _without_banner() -> Iterator[None]:
 def see(call: Callable[[], object], device: torch.device) -> Call:
     """Run `call` under the profiler: its kernels on a GPU (then the operators that launched them), its operators on a CPU."""
     is_cuda = device.type == "cuda"
-    with _without_banner(), profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_cuda else [])]) as profiler:
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_cuda else [])]
+    with _without_banner(), profile(activities=activities, record_shapes=True) as profiler:
         call()
         if is_cuda:
             torch.cuda.synchronize(device)
@@ -40,7 +43,14 @@ def see(call: Callable[[], object], device: torch.device) -> Call:
     attribute = "self_device_time_total" if is_cuda else "self_cpu_time_total"
     rows = sorted(((str(event.key), getattr(event, attribute) / 1e3) for event in timed), key=lambda row: -row[1])
     launchers = [(str(event.key), 0.0) for event in operators] if is_cuda else []
-    return Call((*rows, *launchers), sum(ms for _, ms in rows))
+    return Call((*rows, *launchers), sum(ms for _, ms in rows), _products(profiler))
+
+
+def _products(profiler: profile) -> frozenset[str]:
+    """The formats of matrix products' operands; the profiler's own events do not carry them, those it was made from do."""
+    results = profiler.profiler.kineto_results if profiler.profiler is not None else None
+    events = results.events() if results is not None else ()
+    return frozenset(kind for event in events if event.name() in _PRODUCTS for kind in event.dtypes()[:2] if kind)
 
 
 @contextmanager

@@ -125,6 +125,17 @@ def test_back_ends_from_the_hub_are_told_first_and_not_called(tiny_pipeline: Pip
     assert found.winners() is None and (found.measured["rows"], found.measured["attention"]) == (0, [])
 
 
+def test_nothing_is_saved_where_the_denoiser_cannot_run(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    only("attention", monkeypatch)
+    monkeypatch.setenv("VIDEOGEN_DEVICE_PROFILES", str(tmp_path))
+    monkeypatch.setattr(_AttentionBackendRegistry, "_active_backend", AttentionBackendName.FLASH_HUB)
+    ask = ["doctor", "-m", str(tiny_model), "--size", "96x64", "--frames", "22", "--device", "cpu", "--save", "--strict"]
+    assert main(ask) == 4 and "nothing saved: the denoiser could not run" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
 def test_each_timed_product_scales_rows_of_its_own(tiny_pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     only("linears", monkeypatch)
     rows, scaled = list[int](), float8._rows
