@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+_AS_FLOATS = 1000  # binomial coefficients of more than 1,029 are no floats; logarithms round at the 12th digit
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -21,10 +23,18 @@ class Verdict:
 
 
 def binomial_cdf(k: int, n: int, p: float) -> float:
-    """P(X <= k) for X ~ Binomial(n, p), summed exactly."""
+    """P(X <= k) for X ~ Binomial(n, p), summed term by term."""
     if k < 0:
         return 0.0
-    return min(1.0, math.fsum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(min(k, n) + 1)))
+    if k >= n or p <= 0:
+        return 1.0
+    if p >= 1:
+        return 0.0
+    if n <= _AS_FLOATS:
+        return min(1.0, math.fsum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k + 1)))
+    hit, miss, whole = math.log(p), math.log1p(-p), math.lgamma(n + 1)
+    logs = (whole - math.lgamma(i + 1) - math.lgamma(n - i + 1) + i * hit + (n - i) * miss for i in range(k + 1))
+    return min(1.0, math.fsum(map(math.exp, logs)))
 
 
 def clips_needed(alpha: float, delta: float, violations: int = 0) -> int:

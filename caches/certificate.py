@@ -10,10 +10,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from caches.calibrate import binomial_cdf
 from caches.prior import Prior, prior_of
 
 SCHEMA = "videogen.certificate/1"
 _COUNTS = ("max_streak", "video_order", "audio_order", "drift_order", "n", "violations")
+PARTS = ("video", "motion", "spectrum", "level")  # of the loss
+_MOST, _ROUNDING = 100_000, 1e-9  # clips, so that a foreign file costs no time; of the binomial sum
 _NUMBERS = ("lam", "alpha", "delta", "mean_reused", "warm_up")
 
 
@@ -98,8 +101,22 @@ class Certificate:
                 raise ValueError(f"certificate {name}: got {getattr(self, name)}, expected a number between 0 and 1; calibrate again")
         if not (math.isfinite(self.lam) and self.lam > 0):
             raise ValueError(f"certificate lambda: got {self.lam}, expected a positive number; lambda 0 needs no certificate")
-        if not 0 <= self.violations <= self.n:
-            raise ValueError(f"certificate violations: got {self.violations} of {self.n}, expected at most all; calibrate again")
+        self._check_promise()
+
+    def _check_promise(self) -> None:
+        """What the counts do not support is no promise."""
+        if odd := sorted(set(self.tolerances) - set(PARTS)):
+            raise ValueError(f"certificate tolerances: got {_short(odd[0])}, expected some of {', '.join(PARTS)}; calibrate again")
+        if not self.tolerances or not all(value > 0 for value in self.tolerances.values()):
+            told = _short(dict(self.tolerances))
+            raise ValueError(f"certificate tolerances: got {told}, expected at least one, all positive; calibrate again")
+        if not 1 <= self.n <= _MOST or self.violations > self.n:
+            got = f"{_short(self.violations)} of {_short(self.n)}"
+            raise ValueError(f"certificate violations: got {got}, expected at most all of 1 to {_MOST:,} clips; calibrate again")
+        chance = binomial_cdf(self.violations, self.n, self.alpha)
+        if not chance <= self.delta + _ROUNDING:
+            got = f"{self.violations} of {self.n} at alpha {self.alpha:g}, which has probability {chance:.4g}"
+            raise ValueError(f"certificate violations: got {got}, expected at most delta {self.delta:g}; calibrate on more clips")
 
     @property
     def promise(self) -> str:

@@ -28,11 +28,17 @@ class Trace:
 
     @property
     def warning(self) -> str:
-        """Said when the cache was on and did nothing, with the reason that came most; empty otherwise."""
-        if self.lam == 0 or not self.decisions or self.reused:
+        """Said when the cache was on and reused nothing, or all that it may, with the reasons; empty otherwise."""
+        if self.lam == 0 or not self.decisions:
             return ""
-        reason, times = Counter(decision.reason for decision in self.decisions).most_common(1)[0]
-        return f"the step cache reused nothing ({times} of {len(self.decisions)} steps: {reason})"
+        total, computed = len(self.decisions), Counter(each.reason for each in self.decisions if each.action is Action.COMPUTE)
+        if not self.reused:
+            reason, times = computed.most_common(1)[0]
+            return f"the step cache reused nothing ({times} of {total} steps: {reason})"
+        if 2 * self.reused > total and not any(reason == "unknown" or reason.endswith(" drift") for reason in computed):
+            told = ", ".join(sorted(computed))
+            return f"the step cache reused all that it may, {self.reused} of {total} steps; no drift made it compute (computed: {told})"
+        return ""
 
     def record(self) -> dict[str, Any]:
         """The sidecar's `cache` entry."""

@@ -16,7 +16,7 @@ from caches.prior import Prior
 from eval.batched_engine import Batch, measure
 from eval.cache_cases import cases_of
 from eval.cache_loss import Tolerances, loss
-from eval.losses import Losses
+from eval.losses import Losses, questions, settings_of
 from eval.quality_cases import Case, Shape, shard_of
 from videogen.config import DEVICES, DTYPES, Recipe, StepCache
 from videogen.jobs.plan import parse_size
@@ -99,7 +99,8 @@ def main() -> None:
     cases = cases_of("fit", args.clips, args.workflow, shape, pipeline)
     prior = open_prior(args.prior).prior if args.prior else None
     wanted = settings(args.lambdas, args.orders, args.streaks, args.warm_ups, prior)
-    kept = {path: Losses(path) for path in {journal(args.out, options) for options in wanted}}
+    settled = {journal(args.out, options): settings_of(options) for options in wanted}
+    kept = {path: Losses(path, questions(pipeline, cases, asked, Batch().parallel)) for path, asked in settled.items()}
     plans = [(options, kept[journal(args.out, options)]) for options in wanted]
     measure(pipeline, shard_of(cases, args.shard) if args.shard else cases, plans, Batch(), lambda text: logger.info("%s", text))
     if args.shard:

@@ -15,7 +15,7 @@ from eval.batched_engine import Batch, measure
 from eval.cache_cases import cases_of
 from eval.cache_loss import Tolerances, loss
 from eval.calibration import Goal, walk
-from eval.losses import Losses
+from eval.losses import Losses, questions, settings_of
 from eval.quality_cases import Case, Shape, shard_of
 from videogen.certificates import covered_by, open_certificate
 from videogen.config import DEVICES, Recipe, StepCache
@@ -109,7 +109,9 @@ def main() -> None:
         pipeline = pipelines.setdefault(kind, open_pipeline(args.model, recipe_of(certificate), device=args.device))
         cases = cases_of("held-out", args.clips, certificate.fingerprint.workflow, shape_of(certificate), pipeline)
         check_stratum(certificate, path.name, pipeline, cases[0])
-        losses = Losses(args.out / f"{path.stem}.losses.jsonl")
+        asked = settings_of(covered_by(certificate, StepCache()))
+        wanted = questions(pipeline, cases, asked, certificate.fingerprint.parallel)
+        losses = Losses(args.out / f"{path.stem}.losses.jsonl", wanted)
         fill(pipeline, shard_of(cases, args.shard) if args.shard else cases, certificate, losses)
         if not args.shard:
             report["certificates"][path.name] = found = judged(certificate, cases, losses)

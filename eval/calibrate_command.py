@@ -2,31 +2,35 @@
 
 import argparse
 import logging
+import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from caches.calibrate import clips_needed
+from caches.certificate import Fingerprint
 from caches.prior import Prior
 from eval.batched_engine import Batch, measure
 from eval.cache_cases import cases_of
 from eval.cache_loss import Tolerances
 from eval.cache_prior import measure_prior, write_prior
-from eval.calibration import Goal, certify, measure_all, walk
-from eval.losses import Losses
+from eval.calibration import Goal, certify, journal, measure_all, stratum_of, walk
 from eval.quality_cases import Case, Shape, read_cases, shard_of
 from videogen.config import DEVICES, DTYPES, Environment, StepCache
-from videogen.errors import bad
+from videogen.errors import RequestError, bad
 from videogen.jobs.plan import parse_size
 from videogen.jobs.run import write_text
 from videogen.pipeline import Pipeline, open_pipeline
-from videogen.priors import ORDER, STREAK, open_prior, with_prior
+from videogen.priors import ORDER, STREAK, open_prior, prior_text, with_prior
 from videogen.recipes import find_recipe
 
 logger = logging.getLogger(__name__)
 
 LAMBDAS = "0.005,0.01,0.015,0.02,0.03,0.04,0.06"
 CLIPS, PRIOR_CLIPS = 52, 4
+_ELSE = "choose another --output, or pass --overwrite"
 
 
 def add_calibrate(commands: Any, environment: Environment) -> None:
@@ -45,7 +49,7 @@ def add_calibrate(commands: Any, environment: Environment) -> None:
     parser.add_argument("--device", choices=DEVICES, default="auto")
     told = f"default: {CLIPS} (2 violations allow alpha 0.1); with --prior-only {PRIOR_CLIPS}"
     parser.add_argument("--clips", type=int, metavar="N", help=told)
-    told = "leave out the first N fixed requests: a second test needs clips that the first has not seen"
+    told = "leave out the first N fixed requests: a second test needs clips that the first did not see, and its delta adds to the first's"
     parser.add_argument("--skip", type=int, default=0, metavar="N", help=told)
     parser.add_argument("--alpha", type=float, default=0.1, help="share of new clips that may lose too much (default: %(default)s)")
     parser.add_argument("--delta", type=float, default=0.1, help="chance that the calibration misleads (default: %(default)s)")
@@ -72,7 +76,8 @@ def add_calibrate(commands: Any, environment: Environment) -> None:
     for name, unit in (("video", "1 - SSIM of the worst frames"), ("motion", "grey levels"), ("spectrum", "dB"), ("level", "dB")):
         parser.add_argument(f"--{name}", type=float, default=getattr(tolerances, name), help=f"tolerance, {unit} (default: %(default)s)")
     parser.add_argument("--output", "-o", default="certificate.json", metavar="FILE")
-    parser.add_argument("--overwrite", action="store_true")
+    told = "replace the certificate; losses and a prior measured for the very same question are kept and used"
+    parser.add_argument("--overwrite", action="store_true", help=told)
     parser.set_defaults(run=run, verbose=False, quiet=False)
 
 
@@ -98,29 +103,84 @@ def _options(args: argparse.Namespace, prior: Prior | None) -> StepCache:
     return replace(usual, **{name: value for name, value in asked.items() if value is not None})
 
 
-def _prior(args: argparse.Namespace, shape: Shape, pipeline: Pipeline) -> Prior | None:
-    """The prior asked for. Raises RequestError for a file that is none, and where there is nothing to measure one on."""
+def _prior(args: argparse.Namespace, shape: Shape, pipeline: Pipeline, kept: Path) -> Prior | None:
+    """The prior asked for; one measured is kept in a file for the other shards.
+
+    Raises RequestError for a file that is none, and where there is nothing to measure one on.
+    """
     if args.prior == "none" or (args.prior == "auto" and (args.prompts or pipeline.source.is_wan)):
         return None
     if args.prior in ("auto", "measure"):
         if args.prompts or pipeline.source.is_wan:
             raise bad("--prior", args.prior, "a model of H3 and its fixed requests", "pass a file, or none")
-        return measure_prior(pipeline, cases_of("fit", PRIOR_CLIPS, args.workflow, shape, pipeline))
+        fit = cases_of("fit", PRIOR_CLIPS, args.workflow, shape, pipeline)
+        return _kept_prior(kept, pipeline, fit, args.overwrite)
     return open_prior(Path(args.prior).expanduser(), "auto, measure, none or a file that can be read").prior
 
 
+def _kept_prior(path: Path, pipeline: Pipeline, cases: Sequence[Case], overwrite: bool) -> Prior:
+    """The prior of the cases from its file, else measured and put there: every shard must take the same one.
+
+    Raises RequestError when the file holds something else that may not be overwritten.
+    """
+    of = stratum_of(pipeline, cases, "1")
+    if path.exists():
+        if prior := _matching(path, of, len(cases), overwrite):
+            return prior
+        path.unlink(missing_ok=True)  # now, not after measuring: by then it may be another shard's new one
+    text, part = prior_text(measure_prior(pipeline, cases), of), path.with_name(f"{path.name}.{uuid4().hex[:8]}")
+    write_text(part, text)
+    try:
+        os.link(part, path)
+    except FileExistsError:
+        logger.info("%s: another process was faster; its prior is taken", path)
+    except OSError:  # a file system without hard links
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    prior = _matching(path, of, len(cases), False)
+    assert prior is not None
+    return prior
+
+
+def _matching(path: Path, of: Fingerprint, clips: int, overwrite: bool) -> Prior | None:
+    """The file's prior if it is of this stratum and so many clips; None when it is not and may be overwritten, else RequestError."""
+    try:
+        known = open_prior(path, what="kept prior")
+        if known.of == of and known.prior.clips == clips:
+            return known.prior
+        differing = known.of.differences(of) if known.of else ["no stratum"]
+        raise bad("kept prior", f"{path.name} ({'; '.join(differing) or known.prior.clips})", f"{clips} clips of this stratum", _ELSE)
+    except RequestError:
+        if overwrite:
+            return None
+        raise
+
+
 def _cases(args: argparse.Namespace, shape: Shape, pipeline: Pipeline) -> list[Case]:
-    """The requests to calibrate on: the fixed ones, or a file's. Raises RequestError where a file has too few."""
+    """The requests to calibrate on: the fixed ones, or a file's. Raises RequestError where there are too few."""
     if pipeline.source.is_wan and args.engine == "batched":
         raise bad("--engine", args.engine, "the pipeline: a batch knows MiniMax-H3's loop alone", "drop --engine")
     if not args.prompts:
         if pipeline.source.is_wan and args.workflow != "t2va":
             raise bad("--workflow", args.workflow, "t2va (from text alone) for Wan", "pass a job file with pictures as --prompts")
-        return cases_of("calibrate", args.skip + args.clips, args.workflow, shape, pipeline)[args.skip :]
+        try:
+            return cases_of("calibrate", args.skip + args.clips, args.workflow, shape, pipeline)[args.skip :]
+        except RequestError as error:
+            if args.skip and str(error).startswith("--clips:"):
+                got = f"{args.skip} + {args.clips}"
+                raise bad("--skip plus --clips", got, "at most the calibrate part", f"lower one; {error}") from None
+            raise
     cases = read_cases(args.prompts, None, shape, pipeline.family, pipeline.recipe)
     if len(cases) < args.clips:
         raise bad("--prompts", f"{len(cases)} requests", f"at least --clips {args.clips}", "add lines, or ask for fewer clips")
-    return cases[: args.clips]
+    cases = cases[: args.clips]
+    resolved = [pipeline.family.resolve(case.request, pipeline.recipe) for case in cases]
+    if len({(each.prompt, tuple((i.role, i.sha256) for i in each.inputs)) for each in resolved}) < len(cases):
+        logger.warning(
+            "--prompts: some requests differ in their seed alone; seeds of one prompt are not independent, as the promise assumes"
+        )
+    return cases
 
 
 def _measure_prior(args: argparse.Namespace, shape: Shape, pipeline: Pipeline, output: Path) -> int:
@@ -128,6 +188,7 @@ def _measure_prior(args: argparse.Namespace, shape: Shape, pipeline: Pipeline, o
     if pipeline.source.is_wan or args.engine == "batched" or args.shard:
         raise bad("--prior-only", "Wan, --engine batched or --shard", "a model of H3, in one process", "drop them")
     cases = _cases(args, shape, pipeline) if args.prompts else cases_of("fit", args.clips, args.workflow, shape, pipeline)
+    stratum_of(pipeline, cases, "1")  # before anything is rendered
     for line in write_prior(output, measure_prior(pipeline, cases), pipeline, cases[0]):
         args.say(line)
     return 0
@@ -140,7 +201,7 @@ def run(args: argparse.Namespace) -> int:
         raise bad("--skip", args.skip, "a number of the fixed requests that are calibrated on", "drop it, or leave lines out of the file")
     goal, output = None if args.prior_only else _goal(args), Path(args.output).expanduser()
     if output.exists() and not args.overwrite:
-        raise bad("--output", str(output), "a new file", "choose another, or pass --overwrite")
+        raise bad("--output", str(output), "a new file", _ELSE)
     if args.recipe != "plain" and args.engine == "batched":
         raise bad(
             "--engine", args.engine, "the pipeline for a recipe other than plain", "add --recipe plain: a batch knows none of its savings"
@@ -151,8 +212,9 @@ def run(args: argparse.Namespace) -> int:
     if goal is None:
         return _measure_prior(args, shape, pipeline, output)
     cases = _cases(args, shape, pipeline)
-    goal = replace(goal, options=_options(args, _prior(args, shape, pipeline)))
-    losses = Losses(output.with_suffix(".losses.jsonl"))
+    stratum_of(pipeline, cases, goal.parallel)  # before anything is rendered
+    goal = replace(goal, options=_options(args, _prior(args, shape, pipeline, output.with_suffix(".prior.json"))))
+    losses = journal(output.with_suffix(".losses.jsonl"), pipeline, cases, goal)
 
     def tell(text: str) -> None:
         logger.info("%s", text)

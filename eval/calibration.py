@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from caches.calibrate import Verdict, is_violation, learn_then_test
-from caches.certificate import Certificate
+from caches.certificate import Certificate, Fingerprint
 from eval.cache_loss import Tolerances, loss, loss_parts
-from eval.losses import Losses
+from eval.losses import Losses, questions, settings_of
 from eval.metrics.pair import Clip, Pair
 from eval.quality_cases import Case
 from eval.quality_trials import as_clip
@@ -36,6 +37,25 @@ class Goal:
     def __post_init__(self) -> None:
         if not self.lambdas or list(self.lambdas) != sorted(set(self.lambdas)) or self.lambdas[0] <= 0:
             raise bad("--lambdas", self.lambdas, "positive numbers in rising order, fixed before anything is measured", "correct them")
+
+
+def stratum_of(pipeline: Pipeline, cases: Sequence[Case], parallel: str) -> Fingerprint:
+    """The one stratum of the cases, run as `parallel` says.
+
+    Raises RequestError when they differ in workflow, canvas, length or steps.
+    """
+    resolved = [pipeline.family.resolve(case.request, pipeline.recipe) for case in cases]
+    prints = list(dict.fromkeys(replace(pipeline.stratum(each), parallel=parallel) for each in resolved))
+    if len(prints) != 1:
+        told = "; ".join(prints[0].differences(prints[1]))
+        got = f"{len(prints)} strata ({told})"
+        raise bad("calibration clips", got, "one workflow, canvas, length and schedule", "calibrate each apart")
+    return prints[0]
+
+
+def journal(path: Path, pipeline: Pipeline, cases: Sequence[Case], goal: Goal) -> Losses:
+    """The losses measured so far of these cases at the goal's settings."""
+    return Losses(path, questions(pipeline, cases, settings_of(goal.options), goal.parallel))
 
 
 def with_lambda(pipeline: Pipeline, options: StepCache, lam: float) -> Pipeline:
@@ -102,19 +122,13 @@ def mean_reused(losses: Losses, lam: float, cases: Sequence[Case]) -> float:
 
 
 def certify(pipeline: Pipeline, cases: Sequence[Case], goal: Goal, verdict: Verdict, losses: Losses) -> Certificate:
-    """The certificate of a verdict; every case must belong to one stratum.
+    """The certificate of a verdict.
 
-    Raises RequestError when the cases differ in workflow, canvas, length or steps.
+    Raises RequestError as `stratum_of` does.
     """
-    prints = set()
-    for case in cases:
-        resolved = pipeline.family.resolve(case.request, pipeline.recipe)
-        prints.add(replace(pipeline.stratum(resolved), parallel=goal.parallel))
-    if len(prints) != 1:
-        raise bad("calibration clips", f"{len(prints)} strata", "one workflow, canvas, length and number of steps", "calibrate each apart")
     options = goal.options
     return Certificate(
-        fingerprint=prints.pop(),
+        fingerprint=stratum_of(pipeline, cases, goal.parallel),
         lam=verdict.lam,
         max_streak=options.max_streak,
         video_order=options.video_order,

@@ -1,9 +1,19 @@
-"""The journal of measured losses, one JSON line each, so that what was interrupted goes on where it stopped."""
+"""The journal of measured losses, one JSON line each, so that what was interrupted goes on where it stopped.
+
+Several processes and several questions may share a file: a row answers only the question that is written in it.
+"""
 
 import json
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+
+from eval.quality_cases import Case
+from videogen.config import StepCache, as_plain
+from videogen.identity import hash_settings
+from videogen.pipeline import Pipeline
 
 
 def _is_row(row: Any) -> bool:
@@ -30,11 +40,42 @@ def append_line(path: Path, line: str) -> None:
         os.fsync(file.fileno())
 
 
-class Losses:
-    """Every measured loss by lambda and case; `reused` is the share of steps."""
+def settings_of(options: StepCache) -> dict[str, Any]:
+    """What of a step cache decides a clip, but for its lambda; the prior by its digest."""
+    names = ("max_streak", "video_order", "audio_order", "drift_order", "warm_up", "streams")
+    return {name: getattr(options, name) for name in names} | {"prior": options.prior and options.prior.digest}
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+
+def questions(pipeline: Pipeline, cases: Sequence[Case], asked: Mapping[str, Any], parallel: str = "1") -> dict[str, str]:
+    """By case, the digest of everything but lambda that its loss depends on.
+
+    That is its stratum, run as `parallel` says; prompt, pictures and seed; the recipe's savings; and `asked`, which describes the cache.
+    """
+    found = {}
+    for case in cases:
+        resolved = pipeline.family.resolve(case.request, pipeline.recipe)
+        question = {
+            "stratum": asdict(replace(pipeline.stratum(resolved), parallel=parallel)),
+            "prompt": resolved.prompt,
+            "expand": as_plain(resolved.expand),
+            "inputs": [[each.role, each.sha256] for each in resolved.inputs],
+            "seed": case.seed,
+            "savings": as_plain(pipeline.savings),
+            "asked": as_plain(asked),
+        }
+        found[case.name] = hash_settings(question)
+    return found
+
+
+class Losses:
+    """Every measured loss by lambda and case; `reused` is the share of steps.
+
+    With `questions` (by case) rows of any other question count as not measured, and stay in the file for whoever asks it; without
+    them the case's own name must say everything.
+    """
+
+    def __init__(self, path: Path, questions: Mapping[str, str] | None = None) -> None:
+        self.path, self.questions = path, questions
         self.rows: dict[tuple[float, str], dict[str, Any]] = {}
         if path.is_file():
             text = path.read_text(encoding="utf-8", errors="replace")
@@ -43,10 +84,12 @@ class Losses:
                     row = json.loads(line)
                 except (ValueError, RecursionError):
                     continue
-                if _is_row(row):
+                if _is_row(row) and (questions is None or (row["case"], row.get("question")) in questions.items()):
                     self.rows[row["lam"], row["case"]] = row
 
     def add(self, row: dict[str, Any]) -> None:
-        """Keep one loss, on disk first."""
+        """Keep one loss, on disk first, with the question it answers."""
+        if self.questions is not None:
+            row = row | {"question": self.questions[row["case"]]}
         append_line(self.path, json.dumps(row, sort_keys=True) + "\n")
         self.rows[row["lam"], row["case"]] = row

@@ -7,9 +7,11 @@ Diffusers 0.42.1 registers no H3 block and enters no cache context in H3's loop;
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
+import diffusers
 import torch
 from diffusers import FirstBlockCacheConfig, MagCacheConfig, SeaCacheConfig, TaylorSeerCacheConfig
 from diffusers.hooks._helpers import TransformerBlockMetadata, TransformerBlockRegistry
@@ -20,6 +22,7 @@ from caches.prior import Prior
 from caches.step_hook import step_cache
 from eval import peer_cache_dit
 from eval.batched_loop import Group, denoise
+from eval.losses import settings_of
 from videogen.config import StepCache
 from videogen.pocket.packed import unpatchify
 from videogen.priors import with_prior
@@ -132,6 +135,16 @@ def counting(transformer: Any) -> Iterator[list[int]]:
         yield count
     finally:
         handle.remove()
+
+
+def described(name: str, prior: Prior | None) -> dict[str, Any]:
+    """What a method's clips depend on beside its strength and the request: the settings of ours, the version of others."""
+    told: dict[str, Any] = {"method": name, "alone in": "eval.batched_loop", "version": diffusers.__version__}
+    if name.startswith("videogen"):
+        told["ours"] = [settings_of(options) for options in (DEFAULTS, *([with_prior(prior)] if prior else []))]
+    if name.startswith("cache-dit"):
+        told["cache-dit"] = import_module("cache_dit").__version__
+    return told
 
 
 def methods(calibration: Callable[[], Group], prior: Prior | None = None) -> dict[str, tuple[Scope, tuple[float, ...]]]:

@@ -22,7 +22,7 @@ def curve_svg(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """The plot: share computed from left to right, mean loss (1 is the tolerance) upwards on a logarithmic scale."""
     losses = [max(row["loss"]["mean"], 1e-4) for curve in curves.values() for row in curve]
     low, high = min(losses) / 1.2, max(*losses, 1.0) * 1.2
-    shares = [10 * row["computed"] for curve in curves.values() for row in curve]
+    shares: list[float] = [10 * row["computed"] for curve in curves.values() for row in curve]
     first, last = math.floor(min(shares)), max(math.ceil(max(shares)), math.floor(min(shares)) + 1)  # tenths
 
     def x(share: float) -> float:

@@ -24,6 +24,29 @@ def test_the_binomial_sum_equals_scipy(k: int, n: int, p: float) -> None:
     assert binomial_cdf(k, n, p) == pytest.approx(float(stats.binom.cdf(k, n, p)), abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("k", "n", "p"),
+    [(0, 3000, 0.001), (120, 3000, 0.05), (1500, 3000, 0.5), (2990, 3000, 0.99), (3000, 3000, 0.5), (90, 1001, 0.1), (90, 1000, 0.1)],
+)
+def test_the_binomial_sum_equals_scipy_where_a_factor_is_no_float(k: int, n: int, p: float) -> None:
+    assert binomial_cdf(k, n, p) == pytest.approx(float(stats.binom.cdf(k, n, p)), rel=1e-9)
+
+
+def test_round_rates_are_met_exactly() -> None:
+    assert clips_needed(0.5, 0.125) == 3 and learn_then_test({0.1: [0.5, 2.0, 0.5]}, alpha=0.5, delta=0.5).lam == 0.1
+
+
+def test_certain_and_impossible_events() -> None:
+    assert [binomial_cdf(1, 3, p) for p in (0.0, 1.0)] == [1.0, 0.0] and binomial_cdf(3, 3, 1.0) == 1.0 and binomial_cdf(-1, 3, 0.5) == 0.0
+
+
+def test_a_test_of_thousands_of_clips_is_exact() -> None:
+    verdict = learn_then_test(losses_with({0.1: 133}, 3000), alpha=0.05, delta=0.1)
+    assert verdict.lam == 0.1 and verdict.p_value == pytest.approx(float(stats.binom.cdf(133, 3000, 0.05)), rel=1e-9)
+    wanted = stats.binomtest(133, 3000).proportion_ci(method="exact")
+    assert clopper_pearson(133, 3000) == pytest.approx((wanted.low, wanted.high), abs=1e-9)
+
+
 @pytest.mark.parametrize(("rates", "row"), TABLE.items())
 def test_the_sample_size_table(rates: tuple[float, float], row: tuple[int, ...]) -> None:
     assert tuple(clips_needed(*rates, violations) for violations in (0, 1, 2, 3, 5, 8)) == row
@@ -88,6 +111,27 @@ def test_split_conformal_needs_no_monotone_loss(n: int, seed: int) -> None:
     lams = [0.1, 0.2, 0.3]
     verdict = split_conformal(draw_losses(random.Random(seed), n, lams), alpha=0.1)
     assert verdict.lam in (0.0, *lams)
+
+
+def test_split_conformal_covers_heavy_tails_on_average() -> None:
+    lams = [0.05 * (k + 1) for k in range(8)]
+    truth = {lam: sum(map(is_violation, values)) / 20_000 for lam, values in draw_losses(random.Random(0), 20_000, lams).items()}
+    rng = random.Random(4)
+    missed = [({0.0: 0.0} | truth)[split_conformal(draw_losses(rng, 39, lams), alpha=0.1).lam] for _ in range(400)]
+    assert 0.03 < sum(missed) / 400 <= 0.1
+
+
+@pytest.mark.parametrize(("n", "alpha", "expected"), [(19, 0.1, 0.1), (39, 0.1, 0.1), (24, 0.1, 0.08)])
+def test_split_conformal_covers_on_average(n: int, alpha: float, expected: float) -> None:
+    """A clip loses too much above its own limit, limits are uniform: the share of new clips with a limit below lambda is lambda."""
+    lams = [0.002 * (k + 1) for k in range(150)]
+    rng, runs = random.Random(3), 600
+    missed = []
+    for _ in range(runs):
+        limits = [rng.random() for _ in range(n)]
+        missed.append(split_conformal({lam: [lam / limit for limit in limits] for lam in lams}, alpha=alpha).lam)
+    assert sum(missed) / runs <= alpha + 0.006  # three standard errors
+    assert sum(missed) / runs == pytest.approx(expected, abs=0.009)  # rank / (n + 1), and not merely nothing reused
 
 
 @pytest.mark.parametrize("rates", [(0.0, 0.1), (1.0, 0.1), (0.1, 0.0), (math.nan, 0.1)])

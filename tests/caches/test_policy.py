@@ -96,3 +96,23 @@ def test_a_cache_that_does_nothing_says_why() -> None:
     record = trace.record()
     assert record["computed"] == 20 and record["reasons"]["compute: first"] == 2 and len(record["steps"]) == 20
     assert Trace(0.0, 20).warning == ""
+
+
+@pytest.mark.parametrize(
+    ("lam", "drift", "warning"),
+    [
+        (5.0, 1.0, "the step cache reused all that it may, 13 of 20 steps; no drift made it compute (computed: first, last, streak)"),
+        (5.0, 9.0, "the step cache reused nothing (17 of 20 steps: video drift)"),
+    ],
+)
+def test_a_cache_that_reuses_all_it_may_says_so(lam: float, drift: float, warning: str) -> None:
+    assert Trace(lam, 20, run(Budget(lam=lam), [drift] * 20)).warning == warning
+
+
+def test_a_cache_whose_drift_decided_anything_is_silent() -> None:
+    for odd in (9.0, math.nan):  # one step of twenty
+        drifts = [1.0] * 10 + [odd] + [1.0] * 9
+        trace = Trace(5.0, 20, run(Budget(lam=5.0), drifts))
+        assert 2 * trace.reused > 20 and trace.warning == ""
+    few = Trace(5.0, 8, run(Budget(lam=5.0), [1.0] * 8))
+    assert few.reused == 1 and few.warning == ""

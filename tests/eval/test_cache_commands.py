@@ -42,6 +42,14 @@ def test_fit_tells_every_setting(run: Run, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.glob("*.jsonl")} == {f"warm-up-0.08-streak-3-orders-{o}.losses.jsonl" for o in ("221", "000")}
 
 
+def test_fit_measures_again_what_another_question_answers(run: Run, tmp_path: Path) -> None:
+    asked = [*SHAPE, "--clips", 1, "--lambdas", "50", "--orders", "221", "--out", tmp_path]
+    path = tmp_path / "warm-up-0.08-streak-3-orders-221.losses.jsonl"
+    for more, count in (([], 1), ([], 1), (["--steps", 13], 2), ([], 2)):
+        run(cache_fit, *asked, *more)
+        assert len(path.read_text().splitlines()) == count
+
+
 def test_held_out_clips_are_held_against_the_promise(run: Run, tiny_pipeline: Pipeline, tmp_path: Path) -> None:
     request = Request("x", size=(96, 64), frames=22, steps=12)
     stratum = tiny_pipeline.stratum(tiny_pipeline.family.resolve(request, tiny_pipeline.recipe))
@@ -69,6 +77,11 @@ def test_held_out_clips_are_held_against_the_promise(run: Run, tiny_pipeline: Pi
     assert (found["tight.json"]["violations"], found["loose.json"]["violations"]) == (2, 0)
     assert not found["tight.json"]["is_within_alpha"] and found["loose.json"]["is_within_alpha"]
     assert found["loose.json"]["clopper_pearson_95"] == pytest.approx([0.0, 0.8419], abs=1e-3)
+    path = tmp_path / "out" / "loose.losses.jsonl"
+    for orders, count in ((2, 2), (1, 4)):  # a certificate of the same name with other orders asks another question
+        files[1].write_text(replace(loose, video_order=orders).to_json())
+        run(cache_heldout, "--certificate", files[1], "--clips", 2, "--out", tmp_path / "out")
+        assert len(path.read_text().splitlines()) == count
     files[0].write_text(replace(tight, fingerprint=replace(tight.fingerprint, weights="x")).to_json())
     with pytest.raises(RequestError, match=r"certificate tight.json: got 'weights "):
         run(cache_heldout, "--certificate", files[0], "--clips", 2, "--out", tmp_path / "out")

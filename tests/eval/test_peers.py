@@ -4,17 +4,21 @@ import json
 import sys
 import xml.etree.ElementTree as xml
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from caches.prior import Prior
 from eval import peers
 from eval.batched_loop import Group, denoise, prepare
 from eval.cache_cases import cases_of
 from eval.cache_prior import measure_prior
-from eval.peer_methods import counting, methods
+from eval.peer_methods import counting, described, methods
 from eval.quality_cases import Case, Shape
 from videogen.config import Request
 from videogen.pipeline import Pipeline
@@ -57,6 +61,11 @@ def test_a_peer_skips_work_repeats_itself_and_leaves_no_trace(name: str, make: C
     assert same(before, denoise(group)) and not group.transformer.is_cache_enabled
 
 
+def test_a_peers_question_is_its_own(prior: Prior) -> None:
+    assert described("SeaCache", None) == described("SeaCache", prior) != described("MagCache", None)
+    assert described("videogen", None) != described("videogen", prior) != described("videogen", replace(prior, clips=9))
+
+
 def test_the_command_writes_curves_a_comparison_and_a_plot(
     tiny_pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,12 +86,53 @@ def test_the_command_writes_curves_a_comparison_and_a_plot(
     exact, cached = report["curves"]["videogen"]
     assert exact["computed"] == 1 and exact["loss"]["mean"] < cached["loss"]["mean"] and cached["computed"] == 7 / 8
     assert len((tmp_path / "taylorseer.losses.jsonl").read_text().splitlines()) == 4
+    monkeypatch.setattr(sys, "argv", ["peers", *shape, "--out", str(tmp_path), "--steps", "9"])
+    peers.main()  # another question: nothing that is known answers it
+    assert len((tmp_path / "taylorseer.losses.jsonl").read_text().splitlines()) == 8
+    assert [len(row["by_clip"]["loss"]) for row in report["curves"]["videogen"]] == [2, 2]
     assert len(xml.parse(tmp_path / "peers.svg").getroot().findall("{*}polyline")) == 2
 
 
+def curve(*losses: list[float]) -> list[dict[str, Any]]:
+    """A curve whose points compute 1, 0.6 and 0.4 of the steps in every clip."""
+    found = []
+    for share, each in zip((1.0, 0.6, 0.4), losses, strict=True):
+        by_clip = {"computed": [share] * len(each), "loss": each}
+        found.append({"computed": share, "loss": {"mean": sum(each) / len(each)}, "by_clip": by_clip})
+    return found
+
+
 def test_equal_shares_are_compared_between_points_only() -> None:
-    curve = [{"computed": share, "loss": {"mean": loss}} for share, loss in ((1.0, 0.0), (0.6, 0.2), (0.4, 0.6))]
-    better = [{"computed": share, "loss": {"mean": loss / 2}} for share, loss in ((1.0, 0.0), (0.6, 0.2), (0.4, 0.6))]
-    low, middle = peers.compared({"videogen": better, "peer": curve})
-    assert low["ours_over_best_peer"] is None and low["loss"]["peer"] is None
+    theirs, ours = curve([0.0], [0.2], [0.6]), curve([0.0], [0.1], [0.3])
+    low, *_, middle = peers.compared({"videogen": ours, "peer": theirs})
+    assert low["ours_over_best_peer"] is None and low["loss"]["peer"] is None and low["interval_95"] is None
     assert middle["loss"]["peer"] == pytest.approx(0.4) and middle["ours_over_best_peer"] == pytest.approx(0.5)
+    assert [row["computed"] for row in peers.compared({"videogen": ours, "peer": theirs})] == [0.35, 0.4, 0.45, 0.5]
+
+
+def test_the_interval_is_of_pairs_of_prompts() -> None:
+    rng = np.random.default_rng(1)
+    hard = rng.lognormal(0, 1, 64)  # of a prompt, for every method
+    theirs = curve(*((scale * hard).tolist() for scale in (0.0, 0.2, 0.6)))
+    worse = curve(*((scale * hard).tolist() for scale in (0.0, 0.4, 1.2)))
+    ours = curve(*((scale * hard * rng.uniform(0.4, 0.6, 64)).tolist() for scale in (0.0, 0.2, 0.6)))
+    rows = peers.compared({"videogen": ours, "worse": worse, "peer": theirs})
+    for row in rows[1:]:
+        low, high = row["interval_95"]
+        assert low < row["ours_over_best_peer"] < high and 0.01 < high - low < 0.06  # unpaired it would be ten times as wide
+    wanted = stats.bootstrap(  # at 0.4, a point of both curves
+        (np.asarray(ours[2]["by_clip"]["loss"]), 0.6 * hard),
+        lambda a, b, axis: a.mean(axis=axis) / b.mean(axis=axis),
+        n_resamples=2000,
+        paired=True,
+        method="percentile",
+        vectorized=True,
+        rng=np.random.default_rng(5),
+    ).confidence_interval
+    assert rows[1]["interval_95"] == pytest.approx([wanted.low, wanted.high], abs=0.003)
+    assert rows == peers.compared({"videogen": ours, "worse": worse, "peer": theirs})  # seeded
+
+
+def test_curves_of_other_requests_are_not_compared() -> None:
+    with pytest.raises(ValueError, match=r"clips of the curves: got \[1, 2\]"):
+        peers.compared({"videogen": curve([0.0], [0.1], [0.3]), "peer": curve([0.0] * 2, [0.2] * 2, [0.6] * 2)})

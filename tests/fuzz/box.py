@@ -29,7 +29,7 @@ def certificate() -> Certificate:
     """One that fits nothing."""
     empty = Fingerprint(**{each.name: 4 if each.name == "steps" else "x" for each in fields(Fingerprint)})
     numbers = {"lam": 0.1, "max_streak": 3, "video_order": 2, "audio_order": 2, "alpha": 0.1, "delta": 0.1, "n": 30}
-    return Certificate(empty, **numbers, tolerances={"lpips": 0.1}, violations=0, mean_reused=0.4, clips_sha256="0" * 64)  # type: ignore[arg-type]
+    return Certificate(empty, **numbers, tolerances={"video": 0.1}, violations=0, mean_reused=0.4, clips_sha256="0" * 64)  # type: ignore[arg-type]
 
 
 @dataclass

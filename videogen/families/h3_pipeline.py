@@ -6,7 +6,7 @@ There is no second denoising loop here: diffusers' loop block runs, and its prog
 import logging
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -150,7 +150,9 @@ def transformer_of(pipe: Any) -> Any:
 
 
 def _cached(pipe: Any, state: PipelineState, options: StepCache, sharding: Sharding) -> AbstractContextManager[Trace]:
-    """The step cache around the denoising loop of one request."""
+    """The step cache around the denoising loop of one request; with lambda 0 nothing is touched, nor asked of the stack."""
+    if options.lam == 0:
+        return nullcontext(Trace(options.lam, len(state.get("timesteps"))))
     budget = Budget(lam=options.lam, max_streak=options.max_streak, warm_up=options.warm_up)
     channels = _channels(pipe, state, options, sharding)
     return step_cache(transformer_of(pipe), "transformer_blocks", channels, budget, agree=sharding.agree)
