@@ -6,8 +6,10 @@ request by request. The name has "flash" in it: by that transformers knows that 
 """
 
 import inspect
+import logging
 from collections.abc import Sequence
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
 import torch
 from torch.nn.attention.bias import causal_lower_right
@@ -16,10 +18,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from videogen.errors import bad
+from videogen.kernels.check import FAILS
+
+logger = logging.getLogger(__name__)
 
 NAME = "flash_varlen"
 PAGED_NAME = f"paged|{NAME}"  # where the attention itself writes to the cache (transformers before 5.23)
 FULL = "full_attention"
+WITHIN = 2e-2  # relative, of half precision
 _UNKNOWN = ("sliding_window", "softcap", "s_aux", "position_bias")  # what would change the answer
 _TAKES = inspect.signature(varlen_attn).parameters  # torch 2.11 knows no shared heads of keys
 
@@ -32,17 +38,34 @@ def suits(model: Any) -> bool:
     else:  # Mistral, Phi: a window for every layer, unless the config says that it is not used
         has_window = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
     is_capped = getattr(config, "attn_logit_softcapping", None) is not None
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    is_taken = _takes(next(iter(model.parameters())), size)
-    return not has_window and not is_capped and is_taken and model.config._attn_implementation == "sdpa"
-
-
-def _takes(weight: torch.Tensor, head_size: int) -> bool:
-    """Any numbers on a CPU; FlashAttention needs half precision, an Ampere, and heads of its sizes."""
+    if has_window or is_capped or model.config._attn_implementation != "sdpa":
+        return False
+    weight, heads = next(iter(model.parameters())), config.num_attention_heads
+    sizes = (heads, getattr(config, "num_key_value_heads", None) or heads, getattr(config, "head_dim", None) or config.hidden_size // heads)
     if weight.device.type != "cuda":
         return weight.device.type == "cpu"
-    is_half = weight.dtype in (torch.bfloat16, torch.float16)
-    return is_half and head_size % 8 == 0 and head_size <= 256 and torch.cuda.get_device_capability(weight.device) >= (8, 0)
+    if reason := kernel_fault(weight.device, weight.dtype, *sizes):
+        logger.info("text engine: transformers' own attention, since torch's variable-length kernel %s", reason)
+    return not reason
+
+
+@cache
+def kernel_fault(device: torch.device, dtype: torch.dtype, heads: int, shared: int, size: int) -> str:
+    """Why the kernel cannot be used there: it fails, or is not its definition in float32; empty where it is. Tried once a process."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"takes no {dtype}"
+    queries, keys = [1, 40, 7], [70, 40, 50]
+    rng = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(sum(n), h, size, generator=rng).to(dtype) for n, h in ((queries, heads), (keys, shared), (keys, shared)))
+    begins, seen = (torch.tensor([0, *n]).cumsum(0) for n in (queries, keys))
+    wanted = one_by_one(q.float(), k.float(), v.float(), begins.tolist(), seen.tolist(), None)
+    q, k, v, begins, seen = (each.to(device) for each in (q, k, v, begins, seen))
+    try:
+        found = _ragged(q, k, v, begins, seen, (max(queries), max(keys)), None)
+    except FAILS as error:
+        return f"fails ({type(error).__name__}: {str(error)[:120]})"
+    apart = float((found.cpu().float() - wanted).norm() / wanted.norm())
+    return "" if apart < WITHIN else f"is {apart:.2g} from its definition"
 
 
 def put_on(model: Any, *, is_paged: bool) -> None:
@@ -90,13 +113,26 @@ def attend(
         longest = [_of_kind(more.get(f"max_length_{side}", more.get(f"max_seqlen_{side}"))) for side in "qk"]
     if query.device.type == "cpu":
         return one_by_one(query, key, value, starts[0].tolist(), starts[1].tolist(), scaling)[None], None
+    return _ragged(query, key, value, starts[0], starts[1], (longest[0], longest[1]), scaling)[None], None
+
+
+def _ragged(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    queries_from: torch.Tensor,
+    keys_from: torch.Tensor,
+    longest: tuple[int, int],
+    scaling: float | None,
+) -> torch.Tensor:
+    """What `one_by_one` defines, by torch's kernel."""
     how: dict[str, Any] = {"scale": scaling, "window_size": (-1, 0)}
     if "enable_gqa" in _TAKES:
         how["enable_gqa"] = True
     else:
         key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (key, value))
-    out: Any = varlen_attn(query, key, value, starts[0].to(torch.int32), starts[1].to(torch.int32), *longest, **how)
-    return out[None], None
+    out: Any = varlen_attn(query, key, value, queries_from.to(torch.int32), keys_from.to(torch.int32), *longest, **how)
+    return cast(torch.Tensor, out)
 
 
 def one_by_one(

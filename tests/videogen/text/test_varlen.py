@@ -82,6 +82,32 @@ def test_layers_with_a_window_keep_transformers_own() -> None:
     assert not varlen.suits(text.model)
 
 
+def right(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, scale: float | None, **_how: Any) -> torch.Tensor:
+    return varlen.one_by_one(query, key, value, rest[0].tolist(), rest[1].tolist(), scale)
+
+
+def top_left(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **_how: Any) -> torch.Tensor:
+    """Causal from the first key on, as attention of whole prompts is: wrong where something is cached."""
+    out = torch.empty_like(query)
+    for q0, q1, k0 in zip(rest[0].tolist(), rest[0].tolist()[1:], rest[1].tolist()):
+        rows = (query[q0:q1], key[k0 : k0 + q1 - q0], value[k0 : k0 + q1 - q0])
+        q, k, v = (each.transpose(0, 1)[None] for each in rows)
+        out[q0:q1] = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
+    return out
+
+
+def broken(*_: Any, **_how: Any) -> torch.Tensor:
+    raise RuntimeError("no kernel image")
+
+
+@pytest.mark.parametrize(("kernel", "told"), [(right, ""), (top_left, "from its definition"), (broken, "no kernel image")])
+def test_a_kernel_that_is_not_its_definition_is_not_used(kernel: Any, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(varlen, "varlen_attn", kernel)
+    found = varlen.kernel_fault.__wrapped__(torch.device("cpu"), torch.bfloat16, 4, 2, 16)
+    assert told in found and bool(found) is bool(told)
+    assert "takes no" in varlen.kernel_fault.__wrapped__(torch.device("cpu"), torch.float32, 4, 2, 16)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_torchs_kernel_is_the_definition_on_a_gpu() -> None:
