@@ -43,7 +43,7 @@ def suits(model: Any) -> bool:
     weight, heads = next(iter(model.parameters())), config.num_attention_heads
     sizes = (heads, getattr(config, "num_key_value_heads", None) or heads, getattr(config, "head_dim", None) or config.hidden_size // heads)
     if weight.device.type != "cuda":
-        return weight.device.type == "cpu"
+        return bool(weight.device.type == "cpu")
     if reason := kernel_fault(weight.device, weight.dtype, *sizes):
         logger.info("text engine: transformers' own attention, since torch's variable-length kernel %s", reason)
     return not reason
