@@ -129,18 +129,12 @@ class Bench:
             row, velocity = self.forwards(arm, runs)
             wanted = alone.setdefault(arm.budget, velocity)
             apart = float((velocity - wanted).norm() / wanted.norm()) if arm.is_real else None
-            told = self.everyone({"row": row, "apart": apart, "sum": float(velocity.double().sum())})
+            told = gathered(self.peers, {"row": row, "apart": apart, "sum": float(velocity.double().sum())})
             slowest = max(told, key=lambda each: each["row"]["median_s"])
             equal = len({each["sum"] for each in told}) == 1 if arm.is_real else None
             rows.append(slowest["row"] | {"l2_to_alone": apart, "ranks_equal": equal})
             logger.info("%s, %s: %.3f s, %s from alone", self.clip.name, arm.name, rows[-1]["median_s"], apart)
         return rows
-
-    def everyone(self, value: Any) -> list[Any]:
-        """Every rank's value, on all of them."""
-        found = [None] * self.peers.count
-        dist.all_gather_object(found, value, group=self.peers.control)
-        return found
 
     @torch.no_grad()
     def decode(self) -> list[dict[str, Any]]:
@@ -154,7 +148,7 @@ class Bench:
             call = self._decoding(transforms, pipe, made)
             call()
             self.peers.any(False)
-            seconds = max(self.everyone(time_once(call, synchronize=self.meter.synchronize)))
+            seconds = max(gathered(self.peers, time_once(call, synchronize=self.meter.synchronize)))
             apart = np.abs(made[-1].astype(np.int16) - made[0].astype(np.int16))
             rows.append({"decode": name, "seconds": seconds, "most": int(apart.max()), "mean": float(apart.mean())})
             logger.info("%s", rows[-1])
@@ -166,6 +160,13 @@ class Bench:
             made.append(np.asarray(self.clip.state.get("videos")[0]))
 
         return call
+
+
+def gathered(peers: Peers, value: Any) -> list[Any]:
+    """Every rank's value, on all of them."""
+    found = [None] * peers.count
+    dist.all_gather_object(found, value, group=peers.control)
+    return found
 
 
 def priced(workload: str, ranks: int, link_gbs: float) -> dict[str, float] | None:

@@ -81,10 +81,10 @@ class Pipeline:
         self._kept = Kept()
         self._expander = Expander(GrammarForm() if source.is_pocket else FilmForm(has_sound=not source.is_wan), device, self.dtype)
 
-    def sharing(self, recipe: Recipe) -> "Pipeline":
-        """Another recipe over the same weights; nothing is loaded twice."""
+    def sharing(self, recipe: Recipe, sharding: Sharding | None = None) -> "Pipeline":
+        """Another recipe over the same weights, or other ranks that share a clip; nothing is loaded twice."""
         wanted = settle(recipe, self.source)
-        other = Pipeline(self.source, self.family, wanted, self.device, self.profile, self.sharding, self.placement)
+        other = Pipeline(self.source, self.family, wanted, self.device, self.profile, sharding or self.sharding, self.placement)
         if other.dtype != self.dtype:
             raise bad("dtype", recipe.dtype, f"the weights' own, {self.dtype}", "open a pipeline of its own")
         other._shared, other._opened, other._shelf, other._kept = self._shared, self._opened, self._shelf, self._kept
