@@ -1,6 +1,8 @@
 """Several recipes opened over one set of weights; knows neither clips nor figures."""
 
-from videogen.config import Recipe
+from dataclasses import replace
+
+from videogen.config import Recipe, StepCache
 from videogen.load import pick_dtype
 from videogen.pipeline import Pipeline, open_pipeline
 from videogen.source import ModelSource
@@ -19,3 +21,10 @@ def open_arms(model: str | ModelSource, recipes: dict[str, Recipe], device: str)
         else:
             arms[name] = open_pipeline(model if first is None else first.source, recipe, device=device)
     return arms
+
+
+def in_full(cached: Pipeline) -> Pipeline:
+    """The same weights without the step cache, in the same arithmetic: what `auto` means does not change with a certificate gone."""
+    dense = cached.sharing(replace(cached.recipe, name="in full", cache=StepCache()))
+    dense.strata, dense.savings = cached.strata, cached.savings
+    return dense

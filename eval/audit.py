@@ -2,19 +2,19 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from caches.audit import Audit
 from caches.calibrate import clopper_pearson, is_violation
 from caches.certificate import Certificate
+from eval.arms import in_full
 from eval.audit_clips import Made, certificate_id
 from eval.cache_loss import Tolerances, loss, loss_parts
 from eval.losses import Losses
 from eval.metrics.pair import Pair
 from eval.quality_trials import as_clip
-from videogen.config import StepCache
 from videogen.errors import RequestError, bad
 from videogen.families.base import Resolved
 from videogen.pipeline import Pipeline, open_pipeline
@@ -52,9 +52,7 @@ class Pairs:
             first = self._first.get((model, recipe.dtype))
             cached = first.sharing(recipe) if first else open_pipeline(model, recipe, device=self.device)
             self._first.setdefault((model, recipe.dtype), cached)
-            # the savings as settled: what `auto` means may not change with the certificate gone
-            dense = cached.sharing(replace(cached.recipe, name="in full", savings=cached.savings, cache=StepCache()))
-            self._opened[made.recipe_key] = cached, dense
+            self._opened[made.recipe_key] = cached, in_full(cached)
         return self._opened[made.recipe_key]
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from eval.arms import in_full
 from eval.cache_cases import cases_of
 from eval.fingerprint import fingerprint
 from eval.quality_cases import Case, Shape
@@ -167,7 +168,7 @@ def _arms(args: argparse.Namespace) -> dict[str, Pipeline]:
     given = StepCache(lam=args.cache_lambda) if args.certificate is None else StepCache(certificates=(open_certificate(args.certificate),))
     recipe: Recipe = find_recipe(args.recipe)
     cached = open_pipeline(args.model, replace(recipe, name=f"{recipe.name} cached", cache=given), device=args.device)
-    return {"in full": cached.sharing(replace(cached.recipe, savings=cached.savings, cache=StepCache())), "cached": cached}
+    return {"in full": in_full(cached), "cached": cached}
 
 
 def main() -> None:

@@ -208,7 +208,7 @@ def _device(device: torch.device) -> list[Any]:
     """What `auto` depends on: the kind of device, and what doctor saved of this one. Which of several, and its threads, decide nothing."""
     profile = read_profile(device, read_environment())
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else f"bfloat16: {has_fast_bfloat16()}"
-    return [device.type, kind, profile and [profile.attention, profile.matmul]]
+    return [device.type, kind, profile and [[each.dtype, each.rows, each.attention, each.matmul] for each in profile.entries]]
 
 
 def _asked(case: Case, family: Any, recipes: tuple[Recipe, Recipe]) -> dict[str, Any]:

@@ -11,21 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from eval.cases import Workload, find_workload, make_request
 from eval.clip_check import broken_because
 from eval.fingerprint import fingerprint
-from eval.report_folder import check_free, make_folder
-from eval.shard_times import gathered
+from eval.launch import gathered, launched
 from eval.timing import WallClock, synchronizer
-from videogen.config import DEVICES, read_environment
-from videogen.errors import bad
+from videogen.config import DEVICES
 from videogen.jobs.run import write_json, write_text
-from videogen.load import pick_device
 from videogen.parallel.comm import Peers
-from videogen.parallel.join import joined
-from videogen.parallel.mesh import Place
 from videogen.parallel.plan import DEVICES as PRICED
 from videogen.parallel.plan import WORKLOADS as PRICED_WORKLOADS
 from videogen.parallel.plan import Layout, price
@@ -127,31 +120,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", choices=DEVICES, default="auto")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args(argv)
-    environment = read_environment()
-    if environment.world_size < 2:
-        raise bad("ranks", environment.world_size, "at least 2", "start it through torchrun --nproc_per_node N -m eval.shard_clips")
     workloads = [find_workload(name) for name in args.workload]
     workloads = [replace(each, steps=args.steps) for each in workloads] if args.steps else workloads
-    is_first = environment.rank == 0
-    logging.basicConfig(level=logging.INFO if is_first else logging.WARNING, format="%(message)s")
-    if is_first:
-        check_free(args.out, RESULT, overwrite=False, option="--out")
-        make_folder(args.out)
-    kind = pick_device(args.device).type
-    device = torch.device(kind, environment.local_rank) if kind == "cuda" else torch.device(kind)
-    report: dict[str, Any] = {"schema": SCHEMA, "ranks": environment.world_size, "recipe": args.recipe, "weights": args.weights}
+    launch = launched("eval.shard_clips", args.device, args.out, RESULT)
+    report: dict[str, Any] = {"schema": SCHEMA, "ranks": launch.environment.world_size, "recipe": args.recipe, "weights": args.weights}
     report |= {"fingerprint": fingerprint(), "workloads": []}
-    with joined(Place(environment.rank, environment.local_rank, environment.world_size, environment.world_size), device) as peers:
-        link = measure(peers, device, 1 if kind == "cuda" else 64)
+    with launch.joined() as peers:
+        link = measure(peers, launch.device, 1 if launch.device.type == "cuda" else 64)
         model, recipe, placement = args.model or workloads[0].model, find_recipe(args.recipe), Placement(args.weights)
         alone = open_pipeline(model, recipe, device=args.device, placement=placement)
-        over = alone.sharing(alone.recipe, Ulysses(peers, head_groups(peers, device)))
+        over = alone.sharing(alone.recipe, Ulysses(peers, head_groups(peers, launch.device)))
         for workload in workloads:
             entry = {"name": workload.name, "steps": workload.steps, "planner": priced(workload, peers.count, link.get(workload.name, 0.0))}
             report["workloads"].append(entry | {"rows": [*Bench(alone, over, peers).rows(workload, args.clips)]})
-            if is_first:
+            if launch.is_first:
                 write_json(args.out / RESULT, report)
-    if is_first:
+    if launch.is_first:
         write_text(args.out / "shard_clips.md", table(report))
         logger.info("\n%s", table(report))
 

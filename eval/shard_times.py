@@ -15,24 +15,21 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from eval.block_times import only_first_block
 from eval.cases import find_workload, make_request
 from eval.fingerprint import fingerprint
-from eval.report_folder import check_free, make_folder
+from eval.launch import gathered, launched
 from eval.shard_overhead import NoLink
 from eval.staged import Components, Loop, Meter, StagedClip, rows_put_back
 from eval.timing import synchronizer, time_once
 from videogen.attention.options import OFF, SparseAttention
-from videogen.config import DEVICES, DTYPES, Recipe, read_environment
+from videogen.config import DEVICES, DTYPES, Recipe
 from videogen.errors import bad
 from videogen.families.h3_pipeline import attending_sparsely
 from videogen.jobs.run import write_json, write_text
-from videogen.load import pick_device, pick_dtype
+from videogen.load import pick_dtype
 from videogen.parallel.comm import Peers
-from videogen.parallel.join import joined
-from videogen.parallel.mesh import Place
 from videogen.parallel.plan import DEVICES as PRICED
 from videogen.parallel.plan import WORKLOADS as PRICED_WORKLOADS
 from videogen.parallel.plan import Layout, price
@@ -162,13 +159,6 @@ class Bench:
         return call
 
 
-def gathered(peers: Peers, value: Any) -> list[Any]:
-    """Every rank's value, on all of them."""
-    found = [None] * peers.count
-    dist.all_gather_object(found, value, group=peers.control)
-    return found
-
-
 def priced(workload: str, ranks: int, link_gbs: float) -> dict[str, float] | None:
     """The planner's forward for one H200 alone and for ranks over this link, nothing hidden; None for a workload it does not know."""
     known = PRICED_WORKLOADS.get(workload)
@@ -240,28 +230,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     runs = tuple(int(word) for word in args.forwards.split(",") if word.isdecimal() and int(word))
     if not runs or len(runs) != args.forwards.count(",") + 1:
         raise bad("--forwards", args.forwards, "whole numbers from 1 on separated by commas", "use 2,1")
-    environment = read_environment()
-    if environment.world_size < 2:
-        raise bad("ranks", environment.world_size, "at least 2", "start it through torchrun --nproc_per_node N -m eval.shard_times")
     workloads = [find_workload(name) for name in args.workload]
-    is_first = environment.rank == 0
-    logging.basicConfig(level=logging.INFO if is_first else logging.WARNING, format="%(message)s")
-    if is_first:
-        check_free(args.out, RESULT, overwrite=False, option="--out")
-        make_folder(args.out)
-    kind = pick_device(args.device).type
-    device = torch.device(kind, environment.local_rank) if kind == "cuda" else torch.device(kind)
-    source = find_model(args.model or workloads[0].model, offline=environment.offline)
-    components, family = Components(source, device, pick_dtype(args.dtype, device)), open_family(source)
+    launch = launched("eval.shard_times", args.device, args.out, RESULT)
+    source = find_model(args.model or workloads[0].model, offline=launch.environment.offline)
+    components, family = Components(source, launch.device, pick_dtype(args.dtype, launch.device)), open_family(source)
     clips = [StagedClip(each.name, family.resolve(make_request(each, 0), Recipe())) for each in workloads]
 
     def save(report: dict[str, Any]) -> None:
-        if is_first:
+        if launch.is_first:
             write_json(args.out / RESULT, report)
 
-    with joined(Place(environment.rank, environment.local_rank, environment.world_size, environment.world_size), device) as peers:
+    with launch.joined() as peers:
         report = run_plan(Plan(runs, args.sparse, args.decode), components, clips, peers, save)
-    if is_first:
+    if launch.is_first:
         write_text(args.out / "shard_times.md", table(report))
         logger.info("\n%s", table(report))
 

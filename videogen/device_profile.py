@@ -52,16 +52,6 @@ class DeviceProfile:
     device: str
     entries: tuple[Winners, ...] = ()
 
-    @property
-    def attention(self) -> tuple[tuple[str, int, str | None], ...]:
-        """Every entry's dtype, rows and back end: what `auto` can depend on here."""
-        return tuple((each.dtype, each.rows, each.attention) for each in self.entries)
-
-    @property
-    def matmul(self) -> tuple[tuple[str, int, str | None], ...]:
-        """Every entry's dtype, rows and products."""
-        return tuple((each.dtype, each.rows, each.matmul) for each in self.entries)
-
     def at(self, dtype: str, rows: int) -> Winners | None:
         """The entry of this dtype measured nearest to so many rows, within a factor of `REACH`; None where there is none."""
         near = [each for each in self.entries if each.dtype == dtype and _apart(each.rows, rows) <= REACH]

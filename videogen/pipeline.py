@@ -70,11 +70,11 @@ class Pipeline:
         self.profile, self.sharding, self.placement = profile, sharding, placement
         check_limits(source, family, recipe, placement.kind)
         self.dtype = pick_dtype(recipe.dtype, device)
-        strata = [each.fingerprint.dtype for each in recipe.cache.certificates]
+        self.strata = [each.fingerprint.dtype for each in recipe.cache.certificates]
         self._asked = recipe.savings
         if placement.kind != "whole":  # they were loaded into host memory, and can stay there
             self._asked = replace(recipe.savings, park_adaln=recipe.savings.adaln_tables)
-        self.savings, _ = settled(self._asked, device, self.dtype, strata, profile)
+        self.savings, _ = settled(self._asked, device, self.dtype, self.strata, profile)
         self._shared: dict[str, Any] = {}
         self._opened: dict[str, Any] = {}
         self._shelf = Shelf(source)
@@ -218,9 +218,8 @@ class Pipeline:
 
     def transforms_for(self, resolved: Resolved) -> Transforms:
         """What this pipeline attaches for one request; entered around its blocks."""
-        strata = [each.fingerprint.dtype for each in self.recipe.cache.certificates]
         rows = self.family.estimate(resolved).rows  # what doctor found fastest holds for about as many
-        found, reasons = settled(self._asked, self.device, self.dtype, strata, self.profile, rows)
+        found, reasons = settled(self._asked, self.device, self.dtype, self.strata, self.profile, rows)
         savings = replace(self.savings, matmul=found.matmul, attention=found.attention)
         return Transforms(savings, self._kept, resolved, reasons, self.sharding.tiles, self.sharding.first)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from caches.policy import Decision
-from videogen.errors import VideogenError, bad, say
+from videogen.errors import EnvironmentFault, VideogenError, bad, say
 
 POLL_S = 0.05
 # what one request, or a caller's listener, may fail with and others outlive
@@ -39,6 +39,12 @@ class Ask:
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
+
+
+def check_open(fault: str) -> None:
+    """Raises EnvironmentFault for an engine that answers nobody any more, `fault` being why."""
+    if fault:
+        raise EnvironmentFault(say("text engine", fault, "one that runs", "start it again"))
 
 
 def admit(ask: Ask, capacity: int) -> None:

@@ -51,7 +51,7 @@ class BatchingEngine:
     ) -> None:
         self.text, self.weights, self.paging, self.sampling = text, weights, paging or Paging(), sampling
         self.counts: Counter[str] = Counter()
-        self.max_queue, self.capacity = max_queue, 0
+        self.capacity = 0
         self._tickets: dict[str, Ticket] = {}
         self._matched: dict[str, int] = {}
         self._door, self._changes, self._ledger, self._number = Door(max_queue), threading.Lock(), threading.Lock(), 0

@@ -4,8 +4,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from videogen.errors import EnvironmentFault, bad, say
-from videogen.text.asks import POLL_S, Busy
+from videogen.errors import bad, say
+from videogen.text.asks import POLL_S, Busy, check_open
 
 
 class Door:
@@ -35,8 +35,7 @@ class Door:
 
     def check_open(self) -> None:
         """Raises EnvironmentFault when nobody is answered any more."""
-        if self.fault:
-            raise EnvironmentFault(say("text engine", self.fault, "one that runs", "start it again"))
+        check_open(self.fault)
 
     @contextmanager
     def passed(self) -> Iterator[None]:

@@ -14,8 +14,8 @@ import torch
 
 from caches.policy import Budget
 from caches.prefix_hook import TEXT_BUDGET, Look, PrefixCache
-from videogen.errors import EnvironmentFault, say
-from videogen.text.asks import FAULTS, Ask, Busy, Ticket, admit
+from videogen.errors import say
+from videogen.text.asks import FAULTS, Ask, Busy, Ticket, admit, check_open
 from videogen.text.chunks import ChunkReuse
 from videogen.text.forwarding import Forward, cache_bytes, difference, duplicate, pick
 from videogen.text.identity import Watch, identify
@@ -69,8 +69,7 @@ class SnapshotEngine:
     def submit(self, ask: Ask, on_token: Callable[[int], None] | None = None) -> Ticket:
         """Accept a request. Raises RequestError for one that can never fit, Busy when too many wait."""
         admit(ask, self.capacity)
-        if self._is_closed:
-            raise EnvironmentFault(say("text engine", self.fault, "one that runs", "start it again"))
+        check_open(self.fault)
         ticket = Ticket(ask, on_token, self._ensure)
         try:
             self._waiting.put_nowait(ticket)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from eval.arms import in_full
 from tests.conftest import TINY
 from videogen import Request
 from videogen.config import Recipe, read_environment
@@ -37,6 +38,7 @@ def test_a_winner_holds_for_about_as_many_rows(tiny_model: Path, tmp_path: Path,
         assert (used.savings.attention == "_native_flash") is is_near and (used.savings.matmul == matmul) is is_near
         assert ("nothing near" in used.told.get("attention", "")) is not is_near
         assert ("bfloat16 products" in pipeline.stratum(resolved).dtype) is (used.savings.matmul == "bfloat16")
+        assert in_full(pipeline).transforms_for(resolved).savings == used.savings
     assert pipeline.render(near).record["savings"]["attention"] == "_native_flash"
     assert transformer_of(pipeline.load("t2va")).transformer_blocks[0].attn.processor._attention_backend is None
     assert pipeline.sharing(Recipe()).transforms_for(near).savings == Savings()
