@@ -14,7 +14,7 @@ from typing import Any
 from eval.cases import Workload, find_workload, make_request
 from eval.clip_check import broken_because
 from eval.fingerprint import fingerprint
-from eval.launch import gathered, launched
+from eval.launch import gathered, launched, link_gbs
 from eval.timing import WallClock, synchronizer
 from videogen.config import DEVICES
 from videogen.jobs.run import write_json, write_text
@@ -83,13 +83,13 @@ class Bench:
             yield row
 
 
-def priced(workload: Workload, ranks: int, link_gbs: float) -> dict[str, float] | None:
+def priced(workload: Workload, ranks: int, gbs: float, weights: str) -> dict[str, float] | None:
     """The planner's clips an hour on H200s for both layouts; None for a workload that it does not know."""
     known = PRICED_WORKLOADS.get(workload.name)
-    if known is None or not link_gbs > 0:
+    if known is None or not gbs > 0:
         return None
     known = replace(known, forwards=workload.steps)
-    one, over = (price(known, PRICED["h200"], Layout(1, count, weights="parked"), link_gbs).clip_s for count in (1, ranks))
+    one, over = (price(known, PRICED["h200"], Layout(1, count, weights=weights), gbs).clip_s for count in (1, ranks))
     return {REPLICAS: 3600 * ranks / one, OVER: 3600 / over}
 
 
@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         alone = open_pipeline(model, recipe, device=args.device, placement=placement)
         over = alone.sharing(alone.recipe, Ulysses(peers, head_groups(peers, launch.device)))
         for workload in workloads:
-            entry = {"name": workload.name, "steps": workload.steps, "planner": priced(workload, peers.count, link.get(workload.name, 0.0))}
+            entry = {"name": workload.name, "steps": workload.steps, "planner": priced(workload, peers.count, link_gbs(link, workload.name), args.weights)}
             report["workloads"].append(entry | {"rows": [*Bench(alone, over, peers).rows(workload, args.clips)]})
             if launch.is_first:
                 write_json(args.out / RESULT, report)

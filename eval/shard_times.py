@@ -19,7 +19,7 @@ import torch
 from eval.block_times import only_first_block
 from eval.cases import find_workload, make_request
 from eval.fingerprint import fingerprint
-from eval.launch import gathered, launched
+from eval.launch import gathered, launched, link_gbs
 from eval.shard_overhead import NoLink
 from eval.staged import Components, Loop, Meter, StagedClip, rows_put_back
 from eval.timing import synchronizer, time_once
@@ -159,12 +159,12 @@ class Bench:
         return call
 
 
-def priced(workload: str, ranks: int, link_gbs: float) -> dict[str, float] | None:
+def priced(workload: str, ranks: int, gbs: float) -> dict[str, float] | None:
     """The planner's forward for one H200 alone and for ranks over this link, nothing hidden; None for a workload it does not know."""
     known = PRICED_WORKLOADS.get(workload)
-    if known is None or not link_gbs > 0:
+    if known is None or not gbs > 0:
         return None
-    alone, over = (price(known, PRICED["h200"], Layout(1, count), link_gbs) for count in (1, ranks))
+    alone, over = (price(known, PRICED["h200"], Layout(1, count), gbs) for count in (1, ranks))
     return {"alone_s": alone.forward_s, "over_ranks_s": over.forward_s, "exchange_s": over.exchange_s}
 
 
@@ -206,7 +206,7 @@ def run_plan(plan: Plan, components: Components, clips: Sequence[StagedClip], pe
     for index, clip in enumerate(clips):
         bench = Bench(clip, clip.open_loop(components), meter, peers, components.dtype)
         entry = {"rows": bench.loop.num_rows, "forward": bench.measured(plan.sparse, plan.runs[min(index, len(plan.runs) - 1)])}
-        entry |= {"decode": [], "planner": priced(clip.name, peers.count, link.get(clip.name, 0.0))}
+        entry |= {"decode": [], "planner": priced(clip.name, peers.count, link_gbs(link, clip.name))}
         report["workloads"][clip.name] = entry
         save(report)
         if plan.is_decoded and index == 0:

@@ -61,9 +61,9 @@ class Device:
     packing_gbs: float = float("inf")  # what is sent is also cut up, joined and waited for at every layer
 
 
-EXACT_REST_S_PER_ROW, PACKING_GBS = 11.65e-6, 160.0  # of `exact`, its kernels fused; two ranks of this project (docs/parallel.md)
+EXACT_REST_S_PER_ROW, PACKING_GBS = 11.65e-6, 275.0  # of `exact`, its kernels fused; two ranks of this project (docs/parallel.md)
 DEVICES = {  # factors as `published.py` calibrates them, each on one row; h200 is this project's own measurement of `exact`
-    "h200": Device("h200", 1.0, 139.8, decode_s=4.05, rest_s_per_row=EXACT_REST_S_PER_ROW, packing_gbs=PACKING_GBS),
+    "h200": Device("h200", 1.0, 139.8, decode_s=3.91, rest_s_per_row=EXACT_REST_S_PER_ROW, packing_gbs=PACKING_GBS),
     "b300": Device("b300", 0.39, 268.0, link="nvlink5", decode_s=5.1),
     "rtx-pro-6000": Device("rtx-pro-6000", 1.84, 95.0, link="pcie5", decode_s=10.8),
     "rtx-6000d": Device("rtx-6000d", 3.34, 84.0, link="pcie5", decode_s=16.0),

@@ -81,7 +81,7 @@ SGLANG_H200 = Engine("SGLang, H200", "nvlink", 5.3, 0.8)
 DIFFUSERS_H200 = Engine("diffusers, H200", "nvlink", 7.75, 1.0, is_decode_spread=False)
 VLLM_H200 = Engine("vLLM-Omni, H200", "nvlink", 7.4, 1.0)
 OURS_H200 = Engine("this project, plain, H200", "nvlink", 12.4, 2.1)
-EXACT_H200 = Engine("this project, exact, H200", "nvlink", 4.05, 0.6, rest_s_per_row=EXACT_REST_S_PER_ROW, packing_gbs=PACKING_GBS)
+EXACT_H200 = Engine("this project, exact, H200", "nvlink", 3.91, 0.6, rest_s_per_row=EXACT_REST_S_PER_ROW, packing_gbs=PACKING_GBS)
 SGLANG_B300 = Engine("SGLang, B300", "nvlink5", 5.1, 0.5)
 DIFFUSERS_B300 = Engine("diffusers, B300", "nvlink5", 5.1, 1.0, is_decode_spread=False)
 VLLM_B300 = Engine("vLLM-Omni, B300", "nvlink5", 4.0, 1.6)
@@ -90,15 +90,22 @@ VLLM_PRO_5000 = Engine("vLLM-Omni, RTX PRO 5000", "pcie5", 14.0, 0.5)
 VLLM_H20 = Engine("vLLM-Omni, H20-3e", "nvlink", 10.0, 0.5)
 RUNNINGHUB_6000D = Engine("SGLang (RunningHub), RTX 6000D", "pcie5", 16.0, 1.0)
 
+_PICTURES = h3("124 f, 2 pictures", 124, more_rows=14_599)
 ROWS = (  # the first row of an engine calibrates it
     Row(OURS_H200, _u(1), _t2va(124), 6.504, STEP),
     Row(OURS_H200, _u(1), _t2va(345), 35.325, STEP),
-    Row(OURS_H200, _u(1), h3("124 f, 2 pictures", 124, more_rows=14_599), 10.858, STEP),
+    Row(OURS_H200, _u(1), _PICTURES, 10.858, STEP),
     Row(OURS_H200, _u(1), h3("345 f, 2 pictures", 345, more_rows=14_599), 45.004, STEP),
-    Row(EXACT_H200, _u(1), _t2va(124), 5.974, STEP),
+    Row(EXACT_H200, _u(1), _t2va(124), 5.956, STEP),
     Row(EXACT_H200, _u(1), _t2va(345), 34.348, STEP),
-    Row(EXACT_H200, _u(2), _t2va(124), 3.244, STEP, "the packing rate is from this row", is_fitted=True),
-    Row(EXACT_H200, _u(2), _t2va(345), 17.708, STEP),
+    Row(EXACT_H200, _u(1), _PICTURES, 10.153, STEP),
+    Row(EXACT_H200, _u(2), _t2va(124), 3.176, STEP, "the packing rate is from this row", is_fitted=True),
+    Row(EXACT_H200, _u(2), _t2va(345), 17.708, STEP, "two copies more than today"),
+    Row(EXACT_H200, _u(2), _PICTURES, 5.354, STEP),
+    Row(EXACT_H200, _u(1), _t2va(124, 8), 52.17),
+    Row(EXACT_H200, _u(2), _t2va(124, 8), 28.10),
+    Row(EXACT_H200, _u(1), replace(_PICTURES, forwards=8), 85.93),
+    Row(EXACT_H200, _u(2), replace(_PICTURES, forwards=8), 46.22),
     Row(SGLANG_H200, _u(8), _t2va(124), 39.67),
     Row(SGLANG_H200, _u(8), _t2va(124), 0.749, STEP),
     Row(SGLANG_H200, _u(8), _t2va(243), 112.44),

@@ -7,6 +7,7 @@ import pytest
 
 from eval import shard_clips
 from eval.cases import Workload
+from eval.launch import link_gbs
 from tests.videogen.parallel.worlds import forked, in_world
 from videogen.errors import RequestError
 from videogen.parallel.comm import Peers
@@ -30,9 +31,14 @@ def test_both_layouts_make_the_same_clips(four_heads: Pipeline, tmp_path: Path) 
 
 
 def test_the_planner_is_asked_where_it_knows_the_workload() -> None:
-    known = shard_clips.priced(Workload("h3-t2va-5s", "random:h3", (1344, 768), 124, 8), 2, 290.0)
+    known = shard_clips.priced(Workload("h3-t2va-5s", "random:h3", (1344, 768), 124, 8), 2, 290.0, "whole")
     assert known is not None and known[shard_clips.REPLICAS] > known[shard_clips.OVER] > 60
-    assert shard_clips.priced(Workload("tiny", "pocket", (96, 64), 22, 3), 2, 290.0) is None
+    assert shard_clips.priced(Workload("tiny", "pocket", (96, 64), 22, 3), 2, 290.0, "whole") is None
+
+
+def test_a_workload_whose_message_was_not_sent_takes_the_slowest_rate() -> None:
+    assert [link_gbs({"a": 310.0, "b": 290.0}, name) for name in ("a", "c")] == [310.0, 290.0]
+    assert link_gbs({}, "a") == 0.0
 
 
 def test_one_rank_is_refused(tmp_path: Path) -> None:
