@@ -131,7 +131,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         alone = open_pipeline(model, recipe, device=args.device, placement=placement)
         over = alone.sharing(alone.recipe, Ulysses(peers, head_groups(peers, launch.device)))
         for workload in workloads:
-            entry = {"name": workload.name, "steps": workload.steps, "planner": priced(workload, peers.count, link_gbs(link, workload.name), args.weights)}
+            planner = priced(workload, peers.count, link_gbs(link, workload.name), args.weights)
+            entry = {"name": workload.name, "steps": workload.steps, "planner": planner}
             report["workloads"].append(entry | {"rows": [*Bench(alone, over, peers).rows(workload, args.clips)]})
             if launch.is_first:
                 write_json(args.out / RESULT, report)
