@@ -106,7 +106,7 @@ class Pipeline:
         """
         scaled = "whole" if self.source.is_wan else "parked"  # float8 products keep weights of their own on the device
         kind = scaled if self.savings.matmul == "float8" else "offload"
-        placement, more = Placement(kind, None, "visiting"), dict[str, Any](encodings=0)
+        placement, more = Placement(kind, None, "offload"), dict[str, Any](encodings=0)
         if self.device.type == "cpu":  # all of it is host memory, and what visits would be there twice
             placement, more = WHOLE, more | {"adaln_tables": False}
         elif self.placement == placement:
@@ -202,6 +202,8 @@ class Pipeline:
         def own() -> TextModel | str:
             if self.source.weights == "random":
                 return "the text encoder has random weights"
+            if self.placement.text == "offload":
+                return "the text encoder comes layer by layer, far too slow to write"
             clock.enter("load")
             pipe = self.load(resolved.workflow)
             if isinstance(pipe, WanParts):

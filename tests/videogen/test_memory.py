@@ -68,7 +68,7 @@ def test_less_memory_is_weights_that_wait_and_only_then_fewer_tiles(opened: Pipe
     monkeypatch.setattr("videogen.pipeline.settled", lambda savings, *_: (savings, {}))
     opened.recipe = Recipe("exact", savings=opened.savings)
     smaller = opened._smaller()
-    assert (smaller.placement, smaller.savings.decode_batch) == (Placement("offload", None, "visiting"), 14)
+    assert (smaller.placement, smaller.savings.decode_batch) == (Placement("offload", None, "offload"), 14)
     assert smaller.savings.encodings == 0 and smaller.savings.park_adaln and opened.placement == WHOLE
-    opened.placement = Placement("offload", None, "visiting")
+    opened.placement = Placement("offload", None, "offload")
     assert opened._smaller().savings.decode_batch == 1 and opened._smaller().placement == opened.placement

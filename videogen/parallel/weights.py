@@ -1,14 +1,14 @@
 """Where a model's weights live: whole on the device, sharded over the ranks of a clip, or in host memory and visiting: block by block,
 or one expert of two at a time.
 
-Attention and feed-forward of every block are what is sharded or visits (of H3 40 of 66 GB, of a Wan expert 28). H3's AdaLN projections
-(25) stay in host memory with every kind but `whole`, where the recipe makes tables of them. All compute with the same weights, so outputs
+Attention and feed-forward of every block are what is sharded or visits (of H3 38.5 of 66 GB, of a Wan expert 28). H3's AdaLN projections
+(26) stay in host memory with every kind but `whole`, where the recipe makes tables of them. All compute with the same weights, so outputs
 are those of whole weights.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,15 +18,17 @@ from torch.distributed.fsdp import fully_shard
 
 from videogen.errors import bad
 from videogen.parallel.comm import Peers
+from videogen.parallel.visits import Home, comes_alone, largest_stack, settle_down, take_turns
 from videogen.timing import WallClock
 
-KINDS, TEXTS = ("whole", "parked", "fsdp", "offload", "offload-idle"), ("resident", "visiting")
+KINDS, TEXTS = ("whole", "parked", "fsdp", "offload", "offload-idle"), ("resident", "visiting", "offload")
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How components come to a device: the denoiser as `kind` says (`fsdp` needs the peers of a clip), the text encoder to stay or,
-    with `text` `visiting`, once for every prompt that is not kept."""
+    """How components come to a device: the denoiser as `kind` says (`fsdp` needs the peers of a clip), the text encoder to stay or, for
+    every prompt that is not kept, as a whole (`text` `visiting`) or layer by layer (`offload`). With `kind` `offload` the video decoder's
+    blocks visit too."""
 
     kind: str = "whole"
     peers: Peers | None = None
@@ -42,7 +44,9 @@ class Placement:
 
     def is_hosted(self, name: str) -> bool:
         """Whether a component must be loaded into host memory first."""
-        return (self.kind != "whole" and name.startswith("transformer")) or (self.text == "visiting" and name == "text_encoder")
+        if name == "text_encoder":
+            return self.text != "resident"
+        return (self.kind != "whole" and name.startswith("transformer")) or (self.kind == "offload" and name == "vae")
 
     def is_elsewhere(self, name: str) -> bool:
         """Whether only the first rank of a clip needs a component."""
@@ -53,7 +57,14 @@ class Placement:
         if not self.is_hosted(name):
             return module.to(device)
         if name == "text_encoder":
+            if self.text == "offload":
+                owner, blocks = largest_stack(module)
+                take_turns(owner, [[block] for block in blocks], device)
             park(module, device)
+        elif name == "vae":
+            if hasattr(module.decoder, "transformer_blocks"):
+                take_turns(module.decoder, [[block] for block in module.decoder.transformer_blocks], device)
+            _move(module, device)
         elif self.kind == "fsdp":
             assert self.peers is not None
             shard(module, self.peers, device)
@@ -84,19 +95,28 @@ def _move_rest(transformer: Any, device: torch.device, *, is_large_moved: bool =
     """Everything to the device but the AdaLN projections and, unless they move too, the blocks' large parts."""
     staying = [block.adaln_proj for block in _blocks(transformer) if hasattr(block, "adaln_proj")]
     staying += [] if is_large_moved else [part for block in _blocks(transformer) for part in _parts(block)]
-    large = {id(tensor) for part in staying for tensor in part.parameters()}
-    for tensor in (*transformer.parameters(), *transformer.buffers()):
-        if id(tensor) not in large:
+    _move(transformer, device, {id(tensor) for part in staying for tensor in part.parameters()})
+
+
+def _move(module: nn.Module, device: torch.device, staying: Set[int] = frozenset()) -> None:
+    """Everything to the device but what comes by itself, and the tensors with these ids."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if id(tensor) not in staying and not comes_alone(tensor):
             tensor.data = tensor.data.to(device)
 
 
 def park(module: nn.Module, device: torch.device) -> None:
-    """Parameters stay in host memory, pinned where the device is CUDA; buffers, which do not visit, go to the device."""
+    """Parameters stay in host memory, page-locked where the device is CUDA; buffers, which do not visit, go to the device."""
     for buffer in module.buffers():
         buffer.data = buffer.data.to(device)
     if device.type == "cuda":
-        for parameter in module.parameters():
-            parameter.data = parameter.data.pin_memory()
+        groups = [*(list(block.parameters()) for block in largest_stack(module)[1]), list(module.parameters())]
+        settled = set[int]()
+        homes = list[Home]()
+        for group in groups:  # a block at a time, then what is left: twice in host memory is one of them
+            homes.append(settle_down([each for each in group if id(each) not in settled and not comes_alone(each)], device))
+            settled |= set(map(id, group))
+        setattr(module, _HOME, homes)
 
 
 def shard(transformer: Any, peers: Peers, device: torch.device) -> None:
@@ -114,82 +134,41 @@ def shard(transformer: Any, peers: Peers, device: torch.device) -> None:
     fully_shard(transformer, mesh=mesh, ignored_params={each for each in transformer.parameters() if id(each) not in large})
 
 
+def stream(transformer: Any, device: torch.device) -> None:
+    """From here on the blocks' large parts visit the device, the next block's while one runs."""
+    _move_rest(transformer, device)
+    take_turns(transformer, [_parts(block) for block in _blocks(transformer)], device)
+
+
 @dataclass(slots=True)
-class _Visitor:
-    """The large parts of one block or expert: their home in host memory, and whether they are on the device or under way."""
+class _Expert:
+    """The large parts of one expert, a home a block, and whether they are on the device."""
 
-    parameters: list[nn.Parameter]
-    homes: list[torch.Tensor] = field(default_factory=list)
+    homes: list[Home]
     is_here: bool = False
-    arrived: Any = None
 
-    def come(self, device: torch.device, lane: Any) -> None:
-        """Begin the copy, on a lane of its own where there is one."""
-        if self.is_here:
-            return
-        self.is_here, self.homes = True, [parameter.data for parameter in self.parameters]
-        with nullcontext() if lane is None else torch.cuda.stream(lane):
-            for parameter in self.parameters:
-                parameter.data = parameter.data.to(device, non_blocking=True, copy=True)
-        self.arrived = lane.record_event() if lane is not None else None
-
-    def wait(self) -> None:
-        """Let computing begin after the copy, and the memory go only after computing."""
-        if self.arrived is not None:
-            now = torch.cuda.current_stream()
-            now.wait_event(self.arrived)
-            for parameter in self.parameters:
-                parameter.data.record_stream(now)
+    def come(self, device: torch.device) -> None:
+        """All of it to the device."""
+        self.is_here = True
+        for home in self.homes:
+            home.visit(torch.empty_like(home.memory, device=device))
 
     def leave(self) -> None:
-        """Back to the host's own tensors; nothing is copied, weights do not change on a device."""
+        """Back to host memory."""
         if self.is_here:
-            for parameter, home in zip(self.parameters, self.homes):
-                parameter.data = home
+            for home in self.homes:
+                home.leave()
             self.is_here = False
-
-
-def stream(transformer: Any, device: torch.device) -> None:
-    """From here on the blocks' large parts visit the device, the next block's while one runs; pinned where the device is CUDA."""
-    _move_rest(transformer, device)
-    visitors = [_Visitor([p for part in _parts(block) for p in part.parameters()]) for block in _blocks(transformer)]
-    make_lane: Any = torch.cuda.Stream
-    lane = make_lane(device) if device.type == "cuda" else None
-    _pin(visitors, device)
-
-    def before(index: int) -> Any:
-        def hook(*_: object) -> None:
-            for other in visitors[:index] + visitors[index + 2 :]:
-                other.leave()  # those of blocks that were skipped
-            visitors[index].come(device, lane)
-            visitors[index].wait()
-            if index + 1 < len(visitors):
-                visitors[index + 1].come(device, lane)
-
-        return hook
-
-    def after(index: int) -> Any:
-        return lambda *_: visitors[index].leave()
-
-    for index, block in enumerate(_blocks(transformer)):
-        first, *_, last = _parts(block)
-        first.register_forward_pre_hook(before(index))
-        last.register_forward_hook(after(index))
-
-
-def _pin(visitors: Sequence[_Visitor], device: torch.device) -> None:
-    if device.type == "cuda":
-        for visitor in visitors:
-            for parameter in visitor.parameters:
-                parameter.data = parameter.data.pin_memory()
 
 
 def wait_at_home(transformer: Any, device: torch.device) -> None:
     """The blocks' large parts of an expert stay in host memory, pinned where the device is CUDA, until `taking_turns` calls for them."""
     _move_rest(transformer, device)
-    visitor = _Visitor([parameter for block in _blocks(transformer) for part in _parts(block) for parameter in part.parameters()])
-    _pin([visitor], device)
-    setattr(transformer, _HOME, visitor)
+    setattr(
+        transformer,
+        _HOME,
+        _Expert([settle_down((p for part in _parts(block) for p in part.parameters()), device) for block in _blocks(transformer)]),
+    )
 
 
 @contextmanager
@@ -212,9 +191,9 @@ def taking_turns(transformers: Sequence[Any], device: torch.device) -> Iterator[
         if not visitor.is_here:
             finish()
             began = clock.now()
-            visitor.come(device, None)
+            visitor.come(device)
             finish()
-            num_bytes = sum(parameter.nbytes for parameter in visitor.parameters)
+            num_bytes = sum(parameter.nbytes for home in visitor.homes for parameter in home.parameters)
             moves.append({"expert": expert, "forwards": asked[0], "num_bytes": num_bytes, "seconds": clock.now() - began})
         asked[0] += 1
 

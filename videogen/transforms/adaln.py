@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from lora.apply import attached_to
+from videogen.parallel.visits import comes_alone
 from videogen.transforms.scope import Forward, forward_as, version_of
 
 MAX_BYTES = 1_500_000_000  # of tables kept beside those in use: one schedule of the released model takes 1.0-1.4 GB
@@ -114,8 +115,8 @@ def adaln_tables(transformer: Any, timesteps: Sequence[torch.Tensor], shelf: Tab
 
 @contextmanager
 def visiting(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """A parked module on `device` inside the scope; nothing happens to one that is there."""
-    away = [parameter for parameter in module.parameters() if parameter.device != device]
+    """A parked module on `device` inside the scope; nothing happens to one that is there, nor to blocks that come when they run."""
+    away = [parameter for parameter in module.parameters() if parameter.device != device and not comes_alone(parameter)]
     homes = [parameter.data for parameter in away]
     try:
         for parameter in away:

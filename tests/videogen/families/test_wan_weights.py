@@ -20,7 +20,7 @@ from videogen.errors import RequestError
 from videogen.families.wan_pipeline import schedule_of
 from videogen.parallel.comm import Peers
 from videogen.parallel.sequence import Ulysses
-from videogen.parallel.weights import Placement, _Visitor, taking_turns, wait_at_home
+from videogen.parallel.weights import Placement, _Expert, taking_turns, wait_at_home
 from videogen.pipeline import Pipeline, open_pipeline
 
 REQUEST = Request("a fox runs", size=(64, 32), frames=9, steps=8, seed=3, negative_prompt="blur", guidance=(4.0, 3.0))
@@ -99,7 +99,7 @@ def test_an_error_leaves_both_experts_at_home() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "text", "less"), [("cuda", "visiting", ("offload", "visiting")), ("cpu", "resident", ("whole", "resident"))]
+    ("device", "text", "less"), [("cuda", "visiting", ("offload", "offload")), ("cpu", "resident", ("whole", "resident"))]
 )
 def test_where_one_expert_is_too_large_the_clip_is_made_block_by_block(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, device: str, text: str, less: tuple[str, str]
@@ -107,11 +107,11 @@ def test_where_one_expert_is_too_large_the_clip_is_made_block_by_block(
     """On a CPU with whole weights, where what visits is there twice."""
     recipe, request = replace(ALL, dtype="float32"), replace(REQUEST, frames=5, steps=4)
     turns = open_pipeline(str(folders["two"]), recipe, device="cpu", placement=Placement("offload-idle", text=text))
-    come, smaller, gone, moved = _Visitor.come, Pipeline._smaller, list[bool](), list[Any]()
+    come, smaller, gone, moved = _Expert.come, Pipeline._smaller, list[bool](), list[Any]()
     experts = [weakref.ref(expert) for expert in turns.load("t2v").transformers]
 
-    def short(visitor: _Visitor, to: torch.device, lane: Any) -> None:
-        come(visitor, to, lane)
+    def short(visitor: _Expert, to: torch.device) -> None:
+        come(visitor, to)
         moved.append(None)
         if len(moved) == 2:
             raise torch.OutOfMemoryError("out of memory at the boundary")
@@ -123,7 +123,7 @@ def test_where_one_expert_is_too_large_the_clip_is_made_block_by_block(
         pipeline.device = other.device = CPU
         return other
 
-    monkeypatch.setattr(_Visitor, "come", short)
+    monkeypatch.setattr(_Expert, "come", short)
     monkeypatch.setattr(Pipeline, "_smaller", decided)
     found = turns.render(request)
     assert found.record["placement"] == {"weights": less[0], "text_encoder": less[1], "moves": []} and gone == [True, True]
