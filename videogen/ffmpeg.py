@@ -47,7 +47,7 @@ class ClipInfo:
 
 @dataclass(frozen=True, slots=True)
 class _Decoded:
-    """One stream as decoded: units of `tick_s` for `end`, bytes for `frame_size`."""
+    """One stream as decoded, or as stored: units of `tick_s` for `end`, bytes for `frame_size`."""
 
     tick_s: Fraction
     num_packets: int
@@ -77,7 +77,7 @@ def file_url(path: Path) -> str:
 
 def probe(path: Path) -> ClipInfo:
     """Decode every frame and sample of `path` and say what was there; `RequestError` when it is damaged or not a clip."""
-    streams = ("-map", "0:v:0", "-map", "0:a:0?", "-fps_mode", "passthrough", "-c:a", "pcm_f32le")
+    streams = ("-map", "0:v:0", "-map", "0:a:0?", "-map", "0:a:0?", "-fps_mode", "passthrough", "-c:a:0", "pcm_f32le", "-c:a:1", "copy")
     decoded = _parse_framecrc(_read(path, *streams, "-f", "framecrc", "-").decode())
     if not decoded or decoded[0].end <= 0:
         raise bad(f"clip {str(path)!r}", "no frame with a duration", "a clip", "check the file")
@@ -86,6 +86,7 @@ def probe(path: Path) -> ClipInfo:
     duration_s = video.end * video.tick_s
     video_codec, pixel_format = _stream_codec(log, "Video")
     width, height = video.facts["dimensions"].split("x")
+    rate = int(audio.facts["sample_rate"]) if audio else 0
     return ClipInfo(
         frames=video.num_packets,
         width=int(width),
@@ -96,9 +97,9 @@ def probe(path: Path) -> ClipInfo:
         pixel_format=pixel_format,
         audio_codec=_stream_codec(log, "Audio")[0] if audio else None,
         audio_channels=audio.frame_size // 4 if audio else 0,
-        sampling_rate=int(audio.facts["sample_rate"]) if audio else 0,
+        sampling_rate=rate,
         faststart=is_faststart(path),
-        audio_samples=int(audio.end * audio.tick_s * int(audio.facts["sample_rate"])) if audio else 0,
+        audio_samples=_without_padding(int(audio.end * audio.tick_s * rate), decoded[2], rate) if audio else 0,
     )
 
 
@@ -122,8 +123,9 @@ def read_frames(path: Path) -> NDArray[np.uint8]:
 def read_audio(path: Path, sampling_rate: int, channels: int = 2) -> NDArray[np.float32]:
     """The sound as (channels, samples) in [-1, 1], resampled and mixed when the file differs; `RequestError` when silent."""
     layout = ("-map", "0:a:0", "-ac", str(channels), "-ar", str(sampling_rate))
-    stream = _read(path, *layout, "-f", "f32le", "-")
-    return np.frombuffer(stream, np.float32).reshape(-1, channels).T.copy()
+    stream = np.frombuffer(_read(path, *layout, "-f", "f32le", "-"), np.float32).reshape(-1, channels)
+    stored = _parse_framecrc(_read(path, "-map", "0:a:0", "-c", "copy", "-f", "framecrc", "-").decode())
+    return stream[: _without_padding(len(stream), stored[0], sampling_rate) if stored else None].T.copy()
 
 
 def is_faststart(path: Path) -> bool:
@@ -186,6 +188,15 @@ def _read(path: Path, *output: str) -> bytes:
     if done.returncode != 0 or done.stderr.strip():
         raise bad(what, "a file that does not decode", "a complete clip with what is read", f"check the file{_tail(done.stderr)}")
     return done.stdout
+
+
+def _without_padding(num_samples: int, stored: _Decoded, rate: int) -> int:
+    """How many of the samples are the sound: ffmpeg before 8 also decodes what fills the coder's last frame.
+
+    The packets say where the sound ends, exactly where they are timed by sample (MP4, not Matroska).
+    """
+    is_exact = stored.tick_s == Fraction(1, int(stored.facts["sample_rate"]))
+    return min(num_samples, round(stored.end * stored.tick_s * rate)) if is_exact else num_samples
 
 
 def _parse_framecrc(table: str) -> list[_Decoded]:
