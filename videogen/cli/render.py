@@ -33,9 +33,11 @@ def add_command(commands: Any, environment: Environment) -> None:
     many.add_argument("--gpus", type=int, default=1, metavar="N", help="devices of this machine; each renders clips of its own")
     many.add_argument("--ulysses", type=int, default=1, metavar="U", help="devices that share one clip (a divisor of --gpus)")
     how = "where the denoiser's weights live: whole on a device; parked (AdaLN projections in host memory); and parked as well "
-    how += "fsdp (over the devices of a clip) or offload (host memory, block by block; H3's video decoder too); offload-idle: one expert of Wan 2.2 at a time"
+    how += "fsdp (over the devices of a clip) or offload (host memory, block by block, as H3's video decoder then); "
+    how += "offload-idle: one expert of Wan 2.2 at a time"
     many.add_argument("--weights", choices=("whole", "parked", "fsdp", "offload", "offload-idle"), default="whole", help=how)
-    how = "where the text encoder lives: resident on the first device of a clip, or in host memory, visiting for every new prompt as a whole or (offload) layer by layer"
+    how = "where the text encoder lives: resident on the first device of a clip, or in host memory and for every new prompt "
+    how += "visiting as a whole, or (offload) layer by layer"
     many.add_argument("--text-encoder", choices=("resident", "visiting", "offload"), default="resident", help=how)
     many.add_argument("--engine", choices=("local", "ray"), default="local", help="ray: devices of a cluster (videogen[ray])")
     many.add_argument("--address", default="", metavar="HOST:PORT", help="the Ray cluster (default: one started here)")

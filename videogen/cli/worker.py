@@ -118,7 +118,7 @@ def _render_together(
     worker: Worker, wanted: Wanted, args: argparse.Namespace, clips: list[Clip], queue: SharedQueue, stop: StopFlag
 ) -> Summary:
     """With the other ranks of this replica: the first claims and writes, all render."""
-    from videogen.parallel.group import Announced, Together, follow
+    from videogen.parallel.group import Announced, Lead, Together, follow
     from videogen.parallel.join import joined
     from videogen.parallel.probe import head_groups
     from videogen.parallel.sequence import Ulysses
@@ -126,20 +126,21 @@ def _render_together(
     device = _place_on_device(args, worker.place)
     with ExitStack() as stack:
         peers = stack.enter_context(joined(worker.place, device))
-        opened = opener(wanted, args, Ulysses(peers, head_groups(peers, device)))
+        opened, lead = opener(wanted, args, Ulysses(peers, head_groups(peers, device))), Lead(peers)
 
         def open_renderer(recipe: Recipe) -> Renderer:
-            return Together(opened(recipe), peers)
+            return Together(opened(recipe), peers, lead)
 
         if peers.rank:
             follow(clips, peers, open_renderer, stop)
             return Summary(is_stopped=stop.wanted)
 
         def around(inner: SharedQueue) -> Announced:
-            announced = Announced(inner, peers)
+            announced = Announced(inner, lead)
             inner.pause = announced.pause
             return announced
 
+        stack.enter_context(lead.to_the_end())
         return _render(worker, wanted, args, clips, queue, stop, around, open_renderer)
 
 

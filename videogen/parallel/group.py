@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from videogen.config import Recipe, as_plain
@@ -18,41 +19,72 @@ from videogen.result import Result
 _END, _NOTHING_YET = 0, -1
 
 
+@dataclass(slots=True)
+class Lead:
+    """The leader's word to its peers, and whether they wait for it."""
+
+    peers: Peers
+    are_waiting: bool = True
+
+    def tell(self, number: int) -> None:
+        """A clip's number, the end, or that there is nothing yet."""
+        self.peers.same(number)
+        self.are_waiting = number == _NOTHING_YET
+
+    @contextmanager
+    def to_the_end(self) -> Iterator[None]:
+        """Where the leader cannot go on between two clips, it says so: ranks leave NCCL together, or wait for each other."""
+        try:
+            yield
+        except Exception:
+            if self.are_waiting:
+                self.tell(_END)
+            raise
+
+
 @dataclass(frozen=True, slots=True)
 class Announced:
     """A queue whose every clip is told to the peers before it is rendered."""
 
     inner: Queue
-    peers: Peers
+    lead: Lead
 
     def take(self, clips: Sequence[Clip], stop: StopFlag) -> Iterator[tuple[int, Clip]]:
         """What the inner queue gives."""
         for number, clip in self.inner.take(clips, stop):
-            self.peers.same(number)
+            self.lead.tell(number)
             yield number, clip
-        self.peers.same(_END)
+        self.lead.tell(_END)
 
     def pause(self, seconds: float) -> None:
         """Wait without letting the peers wait in vain."""
-        self.peers.same(_NOTHING_YET)
+        self.lead.tell(_NOTHING_YET)
         time.sleep(seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """A renderer whose failure is a clip's only where every peer fails alike."""
+    """A renderer whose failure is a clip's only where every peer fails alike; the leader's knows when they wait for it again."""
 
     inner: Renderer
     peers: Peers
+    lead: Lead | None = None
 
     def render(self, request: Resolved, *, seed: int | None, on_event: OnEvent, stop: StopFlag | None) -> Result:
         """Render one clip with the peers. Raises PeersLost where one of them is gone, and what the renderer raises."""
         try:
-            return self.inner.render(request, seed=seed, on_event=on_event, stop=stop)
+            result = self.inner.render(request, seed=seed, on_event=on_event, stop=stop)
         except CLIP_ERRORS as error:
             if self.peers.meet():
+                self._is_over()
                 raise
             raise PeersLost(say("ranks of one clip", f"a lost one ({error})", "all of them to the end", "run it again")) from error
+        self._is_over()
+        return result
+
+    def _is_over(self) -> None:
+        if self.lead is not None:
+            self.lead.are_waiting = True
 
 
 def follow(clips: Sequence[Clip], peers: Peers, open_renderer: Callable[[Recipe], Renderer], stop: StopFlag) -> None:

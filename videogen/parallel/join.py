@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ def joined(place: Place, device: torch.device, *, init_method: str | None = None
     Every rank of the world enters it. `init_method` is where they meet, the launcher's own address by default.
     """
     dist.init_process_group("gloo", init_method=init_method, rank=place.rank, world_size=place.world_size, timeout=TIMEOUT)
+    data: Any = None
     try:
         groups = [dist.new_group(list(ranks), backend="gloo", timeout=TIMEOUT) for ranks in place.seats]
         control = data = groups[place.replica]
@@ -27,5 +29,9 @@ def joined(place: Place, device: torch.device, *, init_method: str | None = None
             torch.cuda.set_device(device)
             data = [dist.new_group(list(ranks), backend="nccl", timeout=TIMEOUT) for ranks in place.seats][place.replica]
         yield Peers(place.seat, place.ulysses, data, control)
+    except BaseException:
+        if data is not None and dist.get_backend(data) == "nccl":
+            data.abort()  # NCCL's orderly end waits for the other ranks, who need not come
+        raise
     finally:
         dist.destroy_process_group()

@@ -15,6 +15,8 @@ LAYERS, HIDDEN, HEADS, HEAD_DIM, FFN = 50, 5376, 56, 128, 14336
 PRODUCT_FLOPS, ATTENTION_FLOPS, REST_S_PER_ROW = 767e12, 565e12, 25.9e-6
 # gigabytes of 10^9 bytes: denoiser whole and without AdaLN projections, text encoder cut at layer 50, VAEs; measured peaks less weights
 WEIGHTS_GB, PARKED_GB, TEXT_GB, VAE_GB = 66.2, 41.1, 51.5, 6.2
+# what visits: of the denoiser, and of the VAE all but two blocks; of the text encoder what is there at most, two layers and the rest
+BLOCKS_GB, DECODER_GB, TEXT_PART_GB = 38.5, 4.6, 4.7
 ACTIVATION_GB_PER_ROW, CONTEXT_GB = 1.4e-4, 1.5
 TILES, DECODE_FRAMES = 28, 124  # tiles of one chunk at 1344x768
 GIB = 1.073741824  # gigabytes
@@ -105,12 +107,12 @@ class Cost:
     clip_s: float
     memory_gib: float
     room_gib: float
-    is_text_visiting: bool = False
+    text: str = "resident"
 
     @property
     def label(self) -> str:
-        """The layout, and whether the text encoder lives in host memory."""
-        return self.layout.label + (", text visits" if self.is_text_visiting else "")
+        """The layout, and how the text encoder comes where it lives in host memory."""
+        return self.layout.label + {"resident": "", "visiting": ", text visits", "offload": ", text by layers"}[self.text]
 
     @property
     def forward_s(self) -> float:
@@ -152,36 +154,37 @@ def exchange_gb(workload: Workload, layout: Layout) -> float:
     return (for_heads + sums) * LAYERS / 1e9
 
 
-def memory_gib(workload: Workload, layout: Layout, *, is_text_visiting: bool = False) -> float:
-    """Of a clip's first device, which has the text encoder: all the time, or while it encodes."""
-    layer = PARKED_GB / LAYERS
+def memory_gib(workload: Workload, layout: Layout, text: str = "resident") -> float:
+    """Of a clip's first device, which has the text encoder: all the time, or while it encodes, or (`offload`) two layers of it."""
+    visitors, rest = 2 * BLOCKS_GB / LAYERS, PARKED_GB - BLOCKS_GB
     held = {
         "whole": WEIGHTS_GB / layout.tensor,
         "parked": PARKED_GB / layout.tensor,
-        "fsdp": PARKED_GB / layout.ranks + 2 * layer,
-        "offload": 2 * layer,
+        "fsdp": rest + BLOCKS_GB / layout.ranks + visitors,
+        "offload": rest + visitors - DECODER_GB,
     }[layout.weights]
     rows = workload.rows / layout.ulysses * ACTIVATION_GB_PER_ROW
     rows += 8 * workload.rows * HEADS * HEAD_DIM / layout.ranks / 1e9  # q, k, v and out of this rank's heads
-    return (held + VAE_GB + CONTEXT_GB + (max(TEXT_GB, rows) if is_text_visiting else TEXT_GB + rows)) / GIB
+    encoding = {"resident": TEXT_GB + rows, "visiting": max(TEXT_GB, rows), "offload": max(TEXT_PART_GB, rows)}[text]
+    return (held + VAE_GB + CONTEXT_GB + encoding) / GIB
 
 
 def price(workload: Workload, device: Device, layout: Layout, link_gbs: float, *, overlap: float = 0.0) -> Cost:
     """One clip under a layout; `overlap` is the share of exchanges hidden behind computing.
 
-    The text encoder stays on a clip's first device where it fits, else it visits from host memory once a clip.
+    The text encoder stays on a clip's first device where it fits, else it visits from host memory once a clip, as a whole or by layers.
     """
     computing = compute_s(workload, device, layout)
     sent = exchange_gb(workload, layout)
     exchanging = sent / link_gbs * (1 - overlap) + sent / device.packing_gbs
-    streaming = {"fsdp": PARKED_GB * (1 - 1 / layout.ranks) / link_gbs, "offload": PARKED_GB / device.host_gbs}.get(layout.weights, 0.0)
+    streaming = {"fsdp": BLOCKS_GB * (1 - 1 / layout.ranks) / link_gbs, "offload": BLOCKS_GB / device.host_gbs}.get(layout.weights, 0.0)
     decode = device.decode_s * workload.frames / DECODE_FRAMES
     decode *= -(-TILES // layout.ranks) / TILES if device.is_decode_spread else 1
-    cost = Cost(layout, computing, exchanging, streaming, 0.0, memory_gib(workload, layout), device.memory_gib)
-    if not cost.fits:
-        cost = replace(cost, memory_gib=memory_gib(workload, layout, is_text_visiting=True), is_text_visiting=True)
-    text = TEXT_GB / device.host_gbs if cost.is_text_visiting else 0.0
-    return replace(cost, clip_s=text + workload.forwards * cost.forward_s + decode + device.fixed_s)
+    needs = {text: memory_gib(workload, layout, text) for text in ("resident", "visiting", "offload")}
+    text = next((text for text, need in needs.items() if need <= device.memory_gib), "offload")
+    cost = Cost(layout, computing, exchanging, streaming, 0.0, needs[text], device.memory_gib, text)
+    encode = 0.0 if text == "resident" else TEXT_GB / device.host_gbs
+    return replace(cost, clip_s=encode + workload.forwards * cost.forward_s + decode + device.fixed_s)
 
 
 def layouts(gpus: int) -> list[Layout]:

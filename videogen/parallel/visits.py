@@ -82,7 +82,8 @@ def _pages(size: int) -> torch.Tensor:
 
 
 def _lock(home: Home) -> None:
-    runtime, address = torch.cuda.cudart(), home.memory.data_ptr()
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address = home.memory.data_ptr()
     code = int(runtime.cudaHostRegister(address, len(home.memory), 0))
     if code:
         logger.warning("host memory is not page-locked (CUDA error %d): weights visit more slowly", code)

@@ -62,8 +62,9 @@ class Placement:
                 take_turns(owner, [[block] for block in blocks], device)
             park(module, device)
         elif name == "vae":
-            if hasattr(module.decoder, "transformer_blocks"):
-                take_turns(module.decoder, [[block] for block in module.decoder.transformer_blocks], device)
+            decoder: Any = module.decoder
+            if hasattr(decoder, "transformer_blocks"):
+                take_turns(decoder, [[block] for block in decoder.transformer_blocks], device)
             _move(module, device)
         elif self.kind == "fsdp":
             assert self.peers is not None

@@ -16,6 +16,7 @@ from tests.videogen.parallel.worlds import forked, in_world
 from videogen.cli import fleet
 from videogen.cli.main import main
 from videogen.errors import EnvironmentFault, RequestError
+from videogen.jobs import run
 from videogen.jobs.journal import locked, read_journal
 from videogen.jobs.run import IN_ORDER, SilentScreen, run_clips
 from videogen.media import Encoding
@@ -23,7 +24,7 @@ from videogen.parallel import comm
 from videogen.parallel.claims import Claims, SharedQueue
 from videogen.parallel.comm import Peers, PeersLost
 from videogen.parallel.fleet import Command
-from videogen.parallel.group import Announced, Together, follow
+from videogen.parallel.group import Announced, Lead, Together, follow
 from videogen.parallel.launch import Launch, worker_commands
 from videogen.parallel.mesh import Part, Place, shares
 from videogen.progress import StopFlag
@@ -134,30 +135,32 @@ def test_ranks_of_one_clip_fail_alike_or_end_together(tmp_path: Path, monkeypatc
                 return f"gone after {peers.same(0)}"  # without a word
             follow(clips, peers, lambda _: Together(renderer, peers), StopFlag())
             return renderer.rendered
-        queue = Announced(IN_ORDER, peers)
+        lead, told = Lead(peers), {"encoding": Encoding(), "screen": SilentScreen(), "stop": StopFlag()}
         try:
-            summary = run_clips(
-                clips,
-                journal,
-                lambda _: Together(renderer, peers),
-                encoding=Encoding(),
-                screen=SilentScreen(),
-                stop=StopFlag(),
-                queue=queue,
-            )
+            with lead.to_the_end():
+                queue = Announced(IN_ORDER, lead)
+                summary = run_clips(clips, journal, lambda _: Together(renderer, peers, lead), queue=queue, **told)  # type: ignore[arg-type]
         except PeersLost:
             return "lost"
+        except EnvironmentFault as error:
+            return str(error)
         return [row["state"] for row in summary.rows]
 
+    def full(*_: Any) -> Any:
+        raise EnvironmentFault("disk: full")
+
     def of_rank(rank: int) -> Any:
-        folders = [tmp_path / name for name in ("a", "b")]
+        folders = [tmp_path / name for name in ("a", "b", "c")]
         for folder in folders:
             folder.mkdir(exist_ok=True)
         alike = in_world(folders[0], rank, 2, lambda peers: job(peers, folders[0], ["one", "all fail", "three"]))
         alone = in_world(folders[1], rank, 2, lambda peers: job(peers, folders[1], ["one fails"]))
-        return alike, alone
+        monkeypatch.setattr(run, "write_output", full)  # the leader's alone, between two clips
+        fault = in_world(folders[2], rank, 2, lambda peers: job(peers, folders[2], ["one", "two"]))
+        return alike, alone, fault
 
-    (leader, lost), (follower, gone) = forked(tmp_path, 2, of_rank)
+    (leader, lost, fault), (follower, gone, told) = forked(tmp_path, 2, of_rank)
+    assert "disk: full" in fault and told == ["one"]  # the follower was told the end
     assert leader == ["done", "failed", "done"] and follower == ["one", "three"]
     assert lost == "lost" and gone == "gone after 1"
     assert [known.state for known in read_journal(tmp_path / "b").jobs.values()] == ["start"]  # another replica takes it
