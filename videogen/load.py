@@ -158,6 +158,17 @@ def _blueprint(source: ModelSource, workflow: str) -> Any:
     return WanParts(source.folder, workflow) if source.is_wan else H3Pipeline.from_pretrained(str(source.folder), workflow=workflow)
 
 
+def outline(source: ModelSource, workflow: str, dtype: torch.dtype) -> dict[str, torch.nn.Module]:
+    """A workflow's models by name, with their structure and sizes and without memory."""
+    specs, nowhere = _blueprint(source, workflow)._component_specs, torch.device("meta")
+    with _quiet():
+        return {
+            name: _random_model(spec.type_hint, source.folder, spec.subfolder or "", nowhere, dtype, is_hosted=False)
+            for name, spec in specs.items()
+            if isinstance(spec.type_hint, type) and issubclass(spec.type_hint, ModelMixin | PreTrainedModel)
+        }
+
+
 def load_component(source: ModelSource, workflow: str, name: str, *, device: torch.device, dtype: torch.dtype) -> Any:
     """One component of a workflow alone, on the device: to time a part of a model that fits only in part."""
     spec = _blueprint(source, workflow)._component_specs[name]

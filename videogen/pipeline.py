@@ -21,6 +21,7 @@ from videogen.families.base import Resolved, check_unchanged
 from videogen.families.limits import check_limits
 from videogen.families.wan import WanResolved
 from videogen.families.wan_parts import WanParts
+from videogen.fit import fitted
 from videogen.identity import hash_bytes
 from videogen.images import picture_of
 from videogen.load import load_pipeline, pick_device, pick_dtype
@@ -28,7 +29,7 @@ from videogen.machine import hardware, peak_memory_mb, software
 from videogen.media import to_uint8
 from videogen.memory import collect, once_more
 from videogen.parallel.sharding import ALONE, Sharding
-from videogen.parallel.weights import WHOLE, Placement
+from videogen.parallel.weights import AUTO, WHOLE, Placement
 from videogen.priors import uncertified_prior
 from videogen.progress import OnEvent, PhaseClock, StopFlag, ignore
 from videogen.recipes import find_recipe
@@ -273,12 +274,12 @@ def open_pipeline(
     *,
     device: str = "auto",
     sharding: Sharding = ALONE,
-    placement: Placement = WHOLE,
+    placement: Placement = AUTO,
 ) -> Pipeline:
     """Open a model (`pocket`, `random`, a folder, a hub id) with a recipe; weights load at the first clip.
 
     `sharding` shares every clip with other ranks, which must render the same requests in the same order;
-    `placement` says where the denoiser's weights live.
+    `placement` says where weights live (by default where they fit).
     Raises RequestError for a wrong name, EnvironmentFault for a device or model that is not there.
     """
     source = model if isinstance(model, ModelSource) else find_model(model, offline=read_environment().offline)
@@ -288,7 +289,8 @@ def open_pipeline(
     check_digest(source)
     if source.label:
         logger.warning("%s: %s", source.name, source.label)
-    return Pipeline(source, family, wanted, where, read_profile(where, read_environment()), sharding, placement)
+    place = fitted(placement, source, family, wanted, where, is_alone=sharding is ALONE)
+    return Pipeline(source, family, wanted, where, read_profile(where, read_environment()), sharding, place)
 
 
 def render(requests: Request | Iterable[Request], *, model: str = "pocket", recipe: str | Recipe = "exact") -> list[Result]:

@@ -32,13 +32,14 @@ def add_command(commands: Any, environment: Environment) -> None:
     many = parser.add_argument_group("on several devices")
     many.add_argument("--gpus", type=int, default=1, metavar="N", help="devices of this machine; each renders clips of its own")
     many.add_argument("--ulysses", type=int, default=1, metavar="U", help="devices that share one clip (a divisor of --gpus)")
-    how = "where the denoiser's weights live: whole on a device; parked (AdaLN projections in host memory); and parked as well "
+    how = "where the denoiser's weights live: auto (the simplest place that leaves room for a clip); whole on a device; "
+    how += "parked (AdaLN projections in host memory); and parked as well "
     how += "fsdp (over the devices of a clip) or offload (host memory, block by block, as H3's video decoder then); "
     how += "offload-idle: one expert of Wan 2.2 at a time"
-    many.add_argument("--weights", choices=("whole", "parked", "fsdp", "offload", "offload-idle"), default="whole", help=how)
+    many.add_argument("--weights", choices=("auto", "whole", "parked", "fsdp", "offload", "offload-idle"), default="auto", help=how)
     how = "where the text encoder lives: resident on the first device of a clip, or in host memory and for every new prompt "
     how += "visiting as a whole, or (offload) layer by layer"
-    many.add_argument("--text-encoder", choices=("resident", "visiting", "offload"), default="resident", help=how)
+    many.add_argument("--text-encoder", choices=("auto", "resident", "visiting", "offload"), default="auto", help=how)
     many.add_argument("--engine", choices=("local", "ray"), default="local", help="ray: devices of a cluster (videogen[ray])")
     many.add_argument("--address", default="", metavar="HOST:PORT", help="the Ray cluster (default: one started here)")
     parser.add_argument("--dry-run", action="store_true", help="the same as `videogen plan`: loads nothing")
@@ -129,7 +130,8 @@ def opener(wanted: Wanted, args: argparse.Namespace, ranks: Any = None) -> Calla
         first: Pipeline | None = opened.get(recipe.dtype)
         if first is not None:
             return first.sharing(recipe)  # another recipe over the same weights
-        sharding, placement = ranks or ALONE, Placement(args.weights, ranks and ranks.peers, args.text_encoder)
+        rows = max((draft.estimate.rows for draft in wanted.drafts), default=0)
+        sharding, placement = ranks or ALONE, Placement(args.weights, ranks and ranks.peers, args.text_encoder, rows)
         opened[recipe.dtype] = open_pipeline(wanted.source, recipe, device=args.device, sharding=sharding, placement=placement)
         return opened[recipe.dtype]  # type: ignore[no-any-return]
 

@@ -48,10 +48,10 @@ def _add_common(parser: argparse.ArgumentParser, environment: Environment) -> No
     parser.add_argument("--retention-days", type=float, default=30.0, metavar="D", help="finished jobs are removed after D days")
     parser.add_argument("--preview-every", type=int, default=5, metavar="K", help="a preview at most every K steps, 0 for none")
     how = "where the denoiser's weights live, as `videogen render` has it; fsdp is not for a server"
-    parser.add_argument("--weights", choices=("whole", "parked", "offload", "offload-idle"), default="whole", help=how)
+    parser.add_argument("--weights", choices=("auto", "whole", "parked", "offload", "offload-idle"), default="auto", help=how)
     how = "where the text encoder lives: resident on the device, or in host memory and for every new prompt visiting as a whole, "
     how += "or (offload) layer by layer"
-    parser.add_argument("--text-encoder", choices=("resident", "visiting", "offload"), default="resident", help=how)
+    parser.add_argument("--text-encoder", choices=("auto", "resident", "visiting", "offload"), default="auto", help=how)
     parser.add_argument("-v", "--verbose", action="store_true", help="debug messages")
     parser.add_argument("-q", "--quiet", action="store_true", help="errors only")
 

@@ -21,18 +21,19 @@ from videogen.parallel.comm import Peers
 from videogen.parallel.visits import Home, comes_alone, largest_stack, settle_down, take_turns
 from videogen.timing import WallClock
 
-KINDS, TEXTS = ("whole", "parked", "fsdp", "offload", "offload-idle"), ("resident", "visiting", "offload")
+KINDS, TEXTS = ("auto", "whole", "parked", "fsdp", "offload", "offload-idle"), ("auto", "resident", "visiting", "offload")
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """How components come to a device: the denoiser as `kind` says (`fsdp` needs the peers of a clip), the text encoder to stay or, for
     every prompt that is not kept, as a whole (`text` `visiting`) or layer by layer (`offload`). With `kind` `offload` the video decoder's
-    blocks visit too."""
+    blocks visit too. `auto` is settled when a pipeline is opened, for clips of `rows` (0: the model's usual ones)."""
 
     kind: str = "whole"
     peers: Peers | None = None
     text: str = "resident"
+    rows: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -78,24 +79,24 @@ class Placement:
         return module
 
 
-WHOLE = Placement()
+WHOLE, AUTO = Placement(), Placement("auto", text="auto")
 _HOME = "_videogen_home"
 
 
-def _blocks(transformer: Any) -> Any:
+def blocks_of(transformer: Any) -> Any:
     """The block stack: H3's, or Wan's."""
     return transformer.transformer_blocks if hasattr(transformer, "transformer_blocks") else transformer.blocks
 
 
-def _parts(block: Any) -> tuple[nn.Module, ...]:
+def large_parts(block: Any) -> tuple[nn.Module, ...]:
     """What of a block is sharded or visits, in the order it runs."""
     return (block.attn, block.ff) if hasattr(block, "attn") else (block.attn1, block.attn2, block.ffn)
 
 
 def _move_rest(transformer: Any, device: torch.device, *, is_large_moved: bool = False) -> None:
     """Everything to the device but the AdaLN projections and, unless they move too, the blocks' large parts."""
-    staying = [block.adaln_proj for block in _blocks(transformer) if hasattr(block, "adaln_proj")]
-    staying += [] if is_large_moved else [part for block in _blocks(transformer) for part in _parts(block)]
+    staying = [block.adaln_proj for block in blocks_of(transformer) if hasattr(block, "adaln_proj")]
+    staying += [] if is_large_moved else [part for block in blocks_of(transformer) for part in large_parts(block)]
     _move(transformer, device, {id(tensor) for part in staying for tensor in part.parameters()})
 
 
@@ -127,10 +128,10 @@ def shard(transformer: Any, peers: Peers, device: torch.device) -> None:
     """
     mesh = DeviceMesh.from_group(peers.group, device.type)
     _move_rest(transformer, device)
-    for block in _blocks(transformer):
-        for part in _parts(block):
+    for block in blocks_of(transformer):
+        for part in large_parts(block):
             fully_shard(part, mesh=mesh, reshard_after_forward=True)
-    large = {id(each) for block in _blocks(transformer) for part in _parts(block) for each in part.parameters()}
+    large = {id(each) for block in blocks_of(transformer) for part in large_parts(block) for each in part.parameters()}
     # a root without parameters of its own, so that one part is gathered while another computes
     fully_shard(transformer, mesh=mesh, ignored_params={each for each in transformer.parameters() if id(each) not in large})
 
@@ -138,7 +139,7 @@ def shard(transformer: Any, peers: Peers, device: torch.device) -> None:
 def stream(transformer: Any, device: torch.device) -> None:
     """From here on the blocks' large parts visit the device, the next block's while one runs."""
     _move_rest(transformer, device)
-    take_turns(transformer, [_parts(block) for block in _blocks(transformer)], device)
+    take_turns(transformer, [large_parts(block) for block in blocks_of(transformer)], device)
 
 
 @dataclass(slots=True)
@@ -168,7 +169,7 @@ def wait_at_home(transformer: Any, device: torch.device) -> None:
     setattr(
         transformer,
         _HOME,
-        _Expert([settle_down((p for part in _parts(block) for p in part.parameters()), device) for block in _blocks(transformer)]),
+        _Expert([settle_down((p for part in large_parts(block) for p in part.parameters()), device) for block in blocks_of(transformer)]),
     )
 
 
