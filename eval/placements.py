@@ -46,15 +46,19 @@ class Bench:
     workload: Workload
     device: torch.device
     recipe: str
+    memory_gib: float | None = None
 
     def row(self, placement: Placement) -> dict[str, Any]:
         """Load, render a short clip, then two whole ones of other words; the second finds the tables of the schedule."""
+        self._limit(None)
         pipeline = open_pipeline(self.workload.model, self.recipe, device=self.device.type, placement=placement)
         load_s = self._timed(lambda: pipeline.load(self.workload.workflow))
+        self.forget()
+        self._limit(self.memory_gib)  # random weights are drawn with all of it
         pipeline.render(make_request(replace(self.workload, steps=WARM_STEPS), 0))
         return {
-            "weights": placement.kind,
-            "text_encoder": placement.text,
+            "weights": pipeline.placement.kind,
+            "text_encoder": pipeline.placement.text,
             "load_s": load_s,
             "clips": [self._clip(pipeline, index) for index in range(2)],
         }
@@ -68,7 +72,15 @@ class Bench:
         request = replace(request, prompt=f"{request.prompt} Part {index + 1}.")  # a text that is not kept
         seconds = self._timed(lambda: made.append(pipeline.render(request)))
         record = made[0].record
-        return {"seconds": seconds, "stages_s": record["stages_s"], "memory": record.get("memory"), **record["output"], **self._memory()}
+        if record.get("memory"):
+            raise MemoryError(f"made in less memory, at the second attempt: {record['memory']['first']}")
+        return {"seconds": seconds, "stages_s": record["stages_s"], **record["output"], **self._memory()}
+
+    def _limit(self, gib: float | None) -> None:
+        """Let torch have no more than that of the device; all of it with None."""
+        if self.device.type == "cuda":
+            share = 1.0 if gib is None else gib * GIB / torch.cuda.get_device_properties(self.device).total_memory
+            torch.cuda.set_per_process_memory_fraction(share, self.device)
 
     def _timed(self, call: Callable[[], object]) -> float:
         return time_once(call, synchronize=synchronizer(self.device))
@@ -133,20 +145,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     workload, device, placements = find_workload(args.workload), pick_device(args.device), [placement_of(word) for word in args.weights]
     workload = replace(workload, steps=args.steps or workload.steps, model=args.model or workload.model)
-    if args.memory_gib is not None:
-        if device.type != "cuda" or not 0 < args.memory_gib * GIB <= torch.cuda.get_device_properties(device).total_memory:
-            raise bad("--memory-gib", args.memory_gib, "more than 0 and at most what a CUDA device has", "change --memory-gib or --device")
-        torch.cuda.set_per_process_memory_fraction(args.memory_gib * GIB / torch.cuda.get_device_properties(device).total_memory)
+    most = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+    if args.memory_gib is not None and not 0 < args.memory_gib * GIB <= most:
+        raise bad("--memory-gib", args.memory_gib, "more than 0 and at most what a CUDA device has", "change --memory-gib or --device")
     check_free(args.out, RESULT, overwrite=False, option="--out")
     make_folder(args.out)
-    bench = Bench(workload, device, args.recipe)
+    bench = Bench(workload, device, args.recipe, args.memory_gib)
     report: dict[str, Any] = {"schema": SCHEMA, "workload": workload.name, "steps": workload.steps, "recipe": args.recipe}
     report |= {"memory_gib": args.memory_gib, "fingerprint": fingerprint(), "rows": []}
     for placement in placements:
         bench.forget()
         try:
             row = bench.row(placement)
-        except (VideogenError, RuntimeError) as error:  # out of memory, above all
+        except (VideogenError, RuntimeError, MemoryError) as error:  # out of memory, above all
             row = {"weights": placement.kind, "text_encoder": placement.text, "error": f"{type(error).__name__}: {str(error)[:200]}"}
         else:
             first = next((each for each in report["rows"] if "clips" in each), row)

@@ -47,13 +47,14 @@ class ClipInfo:
 
 @dataclass(frozen=True, slots=True)
 class _Decoded:
-    """One stream as decoded, or as stored: units of `tick_s` for `end`, bytes for `frame_size`."""
+    """One stream as decoded, or as stored: units of `tick_s` for `begin` and `end`, bytes for `frame_size`."""
 
     tick_s: Fraction
     num_packets: int
     end: int
     frame_size: int
     facts: dict[str, str]
+    begin: int = 0
 
 
 def run_ffmpeg(*args: str, stdin: memoryview | None = None, limit_s: float = READ_LIMIT_S, cwd: Path | None = None) -> tuple[bytes, str]:
@@ -196,7 +197,8 @@ def _without_padding(num_samples: int, stored: _Decoded, rate: int) -> int:
     The packets say where the sound ends, exactly where they are timed by sample (MP4, not Matroska).
     """
     is_exact = stored.tick_s == Fraction(1, int(stored.facts["sample_rate"]))
-    return min(num_samples, round(stored.end * stored.tick_s * rate)) if is_exact else num_samples
+    length = (stored.end - max(0, stored.begin)) * stored.tick_s  # the coder's run-up lies before 0
+    return min(num_samples, round(length * rate)) if is_exact else num_samples
 
 
 def _parse_framecrc(table: str) -> list[_Decoded]:
@@ -215,7 +217,8 @@ def _parse_framecrc(table: str) -> list[_Decoded]:
     decoded = []
     for index in sorted(rows):
         _, pts, duration, size = rows[index][-1]
-        decoded.append(_Decoded(Fraction(facts[index]["tb"]), len(rows[index]), pts + duration, size // max(1, duration), facts[index]))
+        tick_s, begin = Fraction(facts[index]["tb"]), rows[index][0][1]
+        decoded.append(_Decoded(tick_s, len(rows[index]), pts + duration, size // max(1, duration), facts[index], begin))
     return decoded
 
 

@@ -32,7 +32,7 @@ _GIB = 2**30
 def fitted(placement: Placement, source: ModelSource, family: Any, recipe: Recipe, device: torch.device, *, is_alone: bool) -> Placement:
     """The placement without `auto`: whole and resident but on a CUDA device that a clip has to itself and that does not hold all of it."""
     if "auto" not in (placement.kind, placement.text):
-        return placement
+        return replace(placement, rows=0)
     kind, text = ("whole" if placement.kind == "auto" else placement.kind), ("resident" if placement.text == "auto" else placement.text)
     simplest = replace(placement, kind=kind, text=text, rows=0)
     if device.type != "cuda" or not is_alone:

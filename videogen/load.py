@@ -129,12 +129,20 @@ def _random_model(kind: Any, folder: Path, subfolder: str, device: torch.device,
 
     33 B parameters never exist in float32.
     """
-    is_diffusers = issubclass(kind, ModelMixin)  # transformers draws all weights at the end, where they are
-    with _building(device, dtype), _sent_home() if is_hosted and is_diffusers else nullcontext():
-        if is_diffusers:
+    if issubclass(kind, ModelMixin):
+        with _building(device, dtype), _sent_home() if is_hosted else nullcontext():
             model = kind.from_config(kind.load_config(folder, subfolder=subfolder))
-        else:
-            model = kind(kind.config_class.from_pretrained(folder, subfolder=subfolder))
+    else:  # transformers draws all weights at the end, where they all are
+        config = kind.config_class.from_pretrained(folder, subfolder=subfolder)
+        try:
+            with _building(device, dtype):
+                model = kind(config)
+        except torch.OutOfMemoryError:
+            if not is_hosted:
+                raise
+            logger.warning("%s: the device has no room to draw it; drawn in host memory, with other random weights", kind.__name__)
+            with _building(torch.device("cpu"), dtype):
+                model = kind(config)
     return _cast(model.to("cpu") if is_hosted else model, dtype).eval()
 
 

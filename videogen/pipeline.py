@@ -110,7 +110,7 @@ class Pipeline:
         placement, more = Placement(kind, None, "offload"), dict[str, Any](encodings=0)
         if self.device.type == "cpu":  # all of it is host memory, and what visits would be there twice
             placement, more = WHOLE, more | {"adaln_tables": False}
-        elif self.placement == placement:
+        elif self.placement.kind == kind and self.placement.text != "resident":
             more |= {"decode_batch": min(1, self.savings.decode_batch)}
         other = Pipeline(self.source, self.family, self.recipe, self.device, self.profile, self.sharding, placement)
         other.savings, other._expander = replace(other.savings, **more), self._expander

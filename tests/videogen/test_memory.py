@@ -70,5 +70,8 @@ def test_less_memory_is_weights_that_wait_and_only_then_fewer_tiles(opened: Pipe
     smaller = opened._smaller()
     assert (smaller.placement, smaller.savings.decode_batch) == (Placement("offload", None, "offload"), 14)
     assert smaller.savings.encodings == 0 and smaller.savings.park_adaln and opened.placement == WHOLE
-    opened.placement = Placement("offload", None, "offload")
-    assert opened._smaller().savings.decode_batch == 1 and opened._smaller().placement == opened.placement
+    for text in ("offload", "visiting"):
+        opened.placement = Placement("offload", None, text)
+        assert opened._smaller().savings.decode_batch == 1 and opened._smaller().placement == Placement("offload", None, "offload")
+    opened.placement = Placement("offload")  # the text encoder goes first
+    assert opened._smaller().savings.decode_batch == 14

@@ -50,6 +50,9 @@ def test_padding_is_not_sound(tmp_path: Path, older: None) -> None:
 def test_only_packets_timed_by_sample_say_where_sound_ends(tick: Fraction, end: int, kept: int) -> None:
     stored = ffmpeg._Decoded(tick, 8, end, 100, {"sample_rate": str(RATE)})
     assert ffmpeg._without_padding(8192, stored, RATE) == kept
+    assert ffmpeg._without_padding(8192, replace(stored, begin=-1024), RATE) == kept  # the coder's run-up
+    late = replace(stored, end=end + 500, begin=500)  # sound that begins after the picture
+    assert ffmpeg._without_padding(8192, late, RATE) == kept
 
 
 @pytest.mark.parametrize(("by", "is_whole"), [(0, True), (3, True), (-8, True), (9, False), (-9, False), (-1024, False)])

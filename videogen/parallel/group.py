@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from videogen.config import Recipe, as_plain
@@ -28,6 +28,7 @@ class Lead:
 
     def tell(self, number: int) -> None:
         """A clip's number, the end, or that there is nothing yet."""
+        self.are_waiting = False  # one who is gone is not told again
         self.peers.same(number)
         self.are_waiting = number == _NOTHING_YET
 
@@ -38,7 +39,8 @@ class Lead:
             yield
         except Exception:
             if self.are_waiting:
-                self.tell(_END)
+                with suppress(PeersLost):
+                    self.tell(_END)
             raise
 
 

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
@@ -69,26 +70,37 @@ def settle_down(parameters: Iterable[nn.Parameter], device: torch.device) -> Hom
         view.copy_(parameter.data)
     home.leave()
     if device.type == "cuda" and size:
-        _lock(home)
+        _lock(home, device)
     return home
 
 
 def _pages(size: int) -> torch.Tensor:
     """Bytes on pages of their own, so that nobody else locks one of them; on large pages where the kernel has them."""
-    pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):
+    try:
+        pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{size} bytes of host memory: {error}") from error
+    with suppress(OSError, AttributeError):  # a Linux kernel's
         pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.uint8)[:size]
 
 
-def _lock(home: Home) -> None:
+def _lock(home: Home, device: torch.device) -> None:
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address = home.memory.data_ptr()
     code = int(runtime.cudaHostRegister(address, len(home.memory), 0))
     if code:
+        with suppress(RuntimeError):  # the error stays behind, and the next kernel would be blamed for it
+            torch.zeros(1, device=device)
         logger.warning("host memory is not page-locked (CUDA error %d): weights visit more slowly", code)
         return
-    weakref.finalize(home, runtime.cudaHostUnregister, address).atexit = False
+    weakref.finalize(home, _unlock, runtime, address).atexit = False
+
+
+def _unlock(runtime: Any, address: int) -> None:
+    with suppress(RuntimeError):  # a copy may be under way where a clip was given up
+        torch.cuda.synchronize()
+    runtime.cudaHostUnregister(address)
 
 
 @dataclass(slots=True, eq=False)
@@ -163,12 +175,14 @@ def take_turns(owner: nn.Module, blocks: Sequence[Sequence[nn.Module]], device: 
     """From here on the weights of `blocks`, each the modules of one in the order that they run, visit `device` while `owner` runs.
 
     Whatever the owner's forward skips or raises, afterwards every block is at home, so that adapters are written where weights live.
+    Raises ValueError where two blocks share a parameter.
     """
     homes = [settle_down((p for part in parts for p in part.parameters()), device) for parts in blocks]
     turns = Turns(homes, device)
-    for home in homes:
-        for parameter in home.parameters:
-            setattr(parameter, _MARK, True)
+    for parameter in (parameter for home in homes for parameter in home.parameters):
+        if comes_alone(parameter):
+            raise ValueError("a parameter of two blocks cannot visit with both")
+        setattr(parameter, _MARK, True)
 
     def at(step: Callable[[int], None], index: int) -> Callable[..., None]:
         return lambda *_: step(index)
@@ -176,7 +190,16 @@ def take_turns(owner: nn.Module, blocks: Sequence[Sequence[nn.Module]], device: 
     for index, parts in enumerate(blocks):
         parts[0].register_forward_pre_hook(at(turns.begin, index))
         parts[-1].register_forward_hook(at(turns.end, index))
-    owner.register_forward_hook(lambda *_: turns.close(), always_call=True)
+    stock = owner.forward
+
+    @wraps(stock)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return stock(*args, **kwargs)
+        finally:  # a hook is not called for Ctrl-C
+            turns.close()
+
+    owner.forward = forward
 
 
 def largest_stack(model: nn.Module) -> tuple[nn.Module, list[nn.Module]]:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from PIL import Image
 
+from videogen.identity import hash_picture
 from videogen.text.film import SEEN
 from videogen.text.model import TextModel, load_text
 from videogen.text.remote import RemoteModel
@@ -101,6 +102,7 @@ class Expander:
     device: torch.device
     dtype: torch.dtype
     _writers: dict[str, Writer] = field(default_factory=dict)
+    _last: tuple[Any, Expanded] | None = None
 
     def expand(
         self, source: TextSource, prompt: str, seed: int, *, own: Callable[[], TextModel | str], pictures: Sequence[Image.Image] = ()
@@ -109,8 +111,20 @@ class Expander:
 
         `own` gives the pipeline's text encoder, or why it cannot write. Raises EnvironmentFault when a model does not load or a
         server does not answer: what was asked for is not there. An answer that fails a guard costs `ATTEMPTS`, then the
-        template takes its place, and the record says why.
+        template takes its place, and the record says why. What was written last is kept, so that a second attempt at the same clip
+        has the same words wherever the weights live then.
         """
+        key = (source, prompt, seed, tuple(map(hash_picture, pictures)))
+        if self._last is None or self._last[0] != key:
+            self._last = None
+            expanded = self._expand(source, prompt, seed, own, pictures)
+            self._last = None if expanded.reason else (key, expanded)
+            return expanded
+        return self._last[1]
+
+    def _expand(
+        self, source: TextSource, prompt: str, seed: int, own: Callable[[], TextModel | str], pictures: Sequence[Image.Image]
+    ) -> Expanded:
         writer, reason = self._writer(source, own)
         addition, seen = "", 0
         if writer is not None:

@@ -166,6 +166,27 @@ def test_ranks_of_one_clip_fail_alike_or_end_together(tmp_path: Path, monkeypatc
     assert [known.state for known in read_journal(tmp_path / "b").jobs.values()] == ["start"]  # another replica takes it
 
 
+def test_a_leader_whose_peers_are_gone_says_why_it_ends_itself() -> None:
+    class Gone:
+        def __init__(self) -> None:
+            self.told: list[int] = []
+
+        def same(self, number: int) -> int:
+            self.told.append(number)
+            raise PeersLost("gone")
+
+    for number in (None, 3):
+        lead = Lead(Gone())  # type: ignore[arg-type]
+        with (
+            pytest.raises(EnvironmentFault if number is None else PeersLost, match="full" if number is None else "gone"),
+            lead.to_the_end(),
+        ):
+            if number is not None:
+                lead.tell(number)
+            raise EnvironmentFault("disk: full")
+        assert lead.peers.told == [0 if number is None else 3] and not lead.are_waiting  # type: ignore[attr-defined]
+
+
 def test_shares_and_places_are_dealt_evenly() -> None:
     assert shares(10, 3) == (4, 3, 3) and shares(2, 3) == (1, 1, 0)
     assert (Part((4, 3, 3), 2).begin, Part((4, 3, 3), 2).size) == (7, 3)

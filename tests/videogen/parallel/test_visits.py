@@ -1,5 +1,6 @@
 """Blocks whose weights lie in host memory: laid out once, at most two away, at home whatever happens; on a GPU the same clip in less."""
 
+import gc
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from torch import nn
 from tests.videogen.parallel.worlds import CPU
 from videogen import Request
 from videogen.load import _building, _sent_home
+from videogen.parallel import visits
 from videogen.parallel.visits import comes_alone, largest_stack, settle_down, take_turns
 from videogen.parallel.weights import Placement
 from videogen.pipeline import open_pipeline
@@ -74,10 +76,55 @@ def test_a_failure_and_a_write_between_forwards_find_all_at_home() -> None:
     with pytest.raises(IndexError):
         row(given, (0, 1, 9))
     assert away() == []
+    stop = row.layers[1].register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        row(given, (0, 1))
+    stop.remove()
+    assert away() == []
     row(given, (0,))  # the next one was under way
     row.layers[1].weight.data.mul_(2)  # type: ignore[union-attr, operator]
     wanted = row.layers[1](row.layers[0](given))
     assert torch.equal(row(given, (0, 1)), wanted)
+
+
+def test_what_cannot_visit_is_refused() -> None:
+    row = Row()
+    row.layers[2].weight = row.layers[0].weight  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="two blocks"):
+        take_turns(row, [[layer] for layer in row.layers], CPU)
+    with pytest.raises(MemoryError, match="of host memory"):
+        visits._pages(2**60)
+
+
+class Runtime:
+    """CUDA's two functions: says `code`, and remembers what is locked."""
+
+    def __init__(self, code: int) -> None:
+        self.code, self.locked = code, dict[int, int]()
+
+    def cudaHostRegister(self, address: int, num_bytes: int, _flags: int) -> int:
+        self.locked |= {} if self.code else {address: num_bytes}
+        return self.code
+
+    def cudaHostUnregister(self, address: int) -> None:
+        del self.locked[address]
+
+
+def test_memory_is_locked_as_long_as_weights_live_there_and_ordinary_memory_does(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for code in (0, 1):
+        runtime = Runtime(code)
+        monkeypatch.setattr(torch.cuda, "cudart", lambda runtime=runtime: runtime)
+        layer = nn.Linear(64, 64)
+        home = settle_down(layer.parameters(), CPU)
+        visits._lock(home, CPU)
+        assert runtime.locked == ({} if code else {home.memory.data_ptr(): 64 * 64 * 4 + 512}) and bool(caplog.messages) == bool(code)
+        home.visit(torch.empty_like(home.memory))
+        home.leave()
+        del home
+        gc.collect()
+        assert runtime.locked == {}
 
 
 def test_the_largest_stack_is_found_and_the_rest_is_not_marked() -> None:

@@ -83,6 +83,17 @@ def test_a_second_answer_is_asked_for_with_another_seed() -> None:
     assert writer.seeds == [5, 6]
 
 
+def test_the_same_clip_again_has_the_same_words_whoever_could_write_them_now() -> None:
+    writer, refusals = Script(GOOD, "Nope."), list[str]()
+    made = expander(FilmForm(), writer)
+    first = made.expand(OWN, "a fox in the snow", 5, own=lambda: writer)  # type: ignore[arg-type, return-value]
+    again = made.expand(OWN, "a fox in the snow", 5, own=lambda: refusals.append("no") or "no")  # type: ignore[func-returns-value]
+    assert again is first and first.outcome == "written" and refusals == []
+    for prompt, seed in (("a fox in the snow", 6), ("a fox in the grass", 6)):
+        assert made.expand(OWN, prompt, seed, own=lambda: "no luck").reason == "no luck"
+    assert made.expand(OWN, "a fox in the grass", 6, own=lambda: Script(GOOD)).outcome == "written"  # type: ignore[arg-type, return-value]
+
+
 def test_who_sees_the_pictures_may_name_what_they_show() -> None:
     class Sees(Script):
         sees = True
