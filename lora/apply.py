@@ -1,18 +1,18 @@
 """Puts adapters onto a model and takes them off again without a trace: as parallel branches, or fused into the weights.
 
 Parallel branches are forward hooks of the linear layers: no module is replaced, so names, dtypes and other hooks stay.
-What is written into parameters (fused deltas, full-rank payloads) is undone from saved originals, never by subtraction.
+What is written into parameters (fused deltas, full-rank payloads) is undone from the originals, never by subtraction.
 """
 
 import hashlib
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -42,6 +42,13 @@ class Use:
     def norm(self) -> float:
         """Frobenius norm of all it adds; computed once, as it takes seconds at H3's size."""
         return math.hypot(*delta_norms(self).values())
+
+
+Origin = Callable[[str], torch.Tensor | None]
+
+
+def nowhere(_name: str) -> None:
+    """No parameter's value is to be had again."""
 
 
 class _Branch:
@@ -74,7 +81,7 @@ class Attachment:
     is_fused: bool
     identity: str
     _handles: list[RemovableHandle] = field(default_factory=list)
-    _saved: list[tuple[nn.Parameter, torch.Tensor]] = field(default_factory=list)
+    _saved: list[tuple[nn.Parameter, Callable[[], torch.Tensor]]] = field(default_factory=list)
 
     def detach(self) -> None:
         """Give the model back as it was, bit for bit; a second call does nothing."""
@@ -82,7 +89,7 @@ class Attachment:
             handle.remove()
         with torch.no_grad():
             for parameter, original in self._saved:
-                parameter.copy_(original)
+                parameter.copy_(original())
         self._handles.clear()
         self._saved.clear()
         if getattr(self.model, _MARK, None) is self:
@@ -124,13 +131,13 @@ def attached_to(model: nn.Module) -> Attachment | None:
     return getattr(model, _MARK, None)
 
 
-def attach(model: nn.Module, uses: Sequence[Use], *, fuse: bool = False) -> Attachment:
+def attach(model: nn.Module, uses: Sequence[Use], *, fuse: bool = False, origin: Origin = nowhere) -> Attachment:
     """Put adapters onto a model: all of them, or none and the model untouched.
 
-    Unfused, each linear layer gains a parallel branch in its own dtype. With `fuse` deltas are computed in float32 and
-    written into the weights; originals are kept in host memory. Full-rank payloads are written in both modes. With every
-    strength 0 the model is not touched. Raises ValueError when something is attached already, a name or shape does not
-    fit, two adapters replace one parameter, or a result is not finite.
+    Unfused, each linear layer gains a parallel branch in its own dtype. With `fuse` deltas are computed in float32 and written
+    into the weights; originals come from `origin` again where it gives the very same values, others are kept in host memory.
+    Full-rank payloads are written in both modes. With every strength 0 the model is not touched. Raises ValueError when something
+    is attached already, a name or shape does not fit, two adapters replace one parameter, or a result is not finite.
     """
     active = [use for use in uses if use.strength != 0]
     _check(model, active, fuse)
@@ -139,7 +146,7 @@ def attach(model: nn.Module, uses: Sequence[Use], *, fuse: bool = False) -> Atta
     try:
         for name in sorted(_written(active, fuse)):
             parameter = model.get_parameter(name)
-            attachment._saved.append((parameter, parameter.detach().to("cpu", copy=True)))
+            attachment._saved.append((parameter, _way_back(parameter, name, origin)))
             _write(parameter, name, active, fuse)
         if not fuse:
             for name in sorted({name for use in active for name in use.adapter.factors}):
@@ -156,9 +163,9 @@ def attach(model: nn.Module, uses: Sequence[Use], *, fuse: bool = False) -> Atta
 
 
 @contextmanager
-def attached(model: nn.Module, uses: Sequence[Use], *, fuse: bool = False) -> Iterator[Attachment]:
+def attached(model: nn.Module, uses: Sequence[Use], *, fuse: bool = False, origin: Origin = nowhere) -> Iterator[Attachment]:
     """`attach` for one scope; detached in any case."""
-    attachment = attach(model, uses, fuse=fuse)
+    attachment = attach(model, uses, fuse=fuse, origin=origin)
     try:
         yield attachment
     finally:
@@ -169,6 +176,21 @@ def _written(uses: Sequence[Use], fuse: bool) -> set[str]:
     """Parameters whose values change."""
     patched = {name for use in uses for name in use.adapter.patches}
     return patched | ({f"{name}.weight" for use in uses for name in use.adapter.factors} if fuse else set())
+
+
+def _way_back(parameter: nn.Parameter, name: str, origin: Origin) -> Callable[[], torch.Tensor]:
+    """What gives a parameter's value again, bit for bit; half of the memory of H3's weights if all of them were copied."""
+    dtype = parameter.dtype
+
+    def again() -> torch.Tensor | None:
+        stored = origin(name)
+        return None if stored is None else stored.to(dtype)
+
+    found = again()
+    if found is not None and found.shape == parameter.shape and torch.equal(found.to(parameter.device), parameter):
+        return lambda: cast(torch.Tensor, again())
+    copy = parameter.detach().to("cpu", copy=True)
+    return lambda: copy
 
 
 @torch.no_grad()

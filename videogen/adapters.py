@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from lora.adapter import Adapter
-from lora.apply import Attachment, Use, attach, attached_to, identity_of
+from lora.apply import Attachment, Use, attach, attached_to, identity_of, nowhere
 from lora.contract import Contract, parse_value, resolve_contract
 from lora.convert import ReadOptions, load_adapter
 from lora.target import Target, target_of
@@ -23,6 +23,7 @@ from videogen.families.wan_adapters import check_pairs, expert_of, put_on_expert
 from videogen.identity import hash_settings
 from videogen.places import user_path
 from videogen.source import ModelSource, open_family
+from videogen.stored import stored_of
 
 _KEPT = 2
 _SAMPLING = ("forwards", "shift_video", "shift_audio", "sigmas", "partition")  # what adapters used together must agree on
@@ -204,7 +205,7 @@ def put_on(model: nn.Module, adapters: Adapters, shelf: Shelf) -> Attachment | N
     if not adapters.uses:
         return None
     with adapter_errors():
-        return attach(model, shelf.take(adapters, target_of(model)), fuse=adapters.fuse)
+        return attach(model, shelf.take(adapters, target_of(model)), fuse=adapters.fuse, origin=stored_of(model) or nowhere)
 
 
 def _read_again(use: AdapterUse, source: ModelSource, target: Target, adapters: Adapters) -> Use:

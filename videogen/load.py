@@ -19,6 +19,7 @@ from videogen.families.h3_pipeline import H3Pipeline
 from videogen.families.wan_parts import WanParts
 from videogen.parallel.weights import WHOLE, Placement
 from videogen.source import ModelSource
+from videogen.stored import remember
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +90,7 @@ def _load_model(kind: Any, name: str, folder: Path, subfolder: str, dtype: torch
         first = str(error).strip().split("\n")[0][:300]
         raise _fault(f"model component {name}", f"{type(error).__name__}: {first}", "files that load") from error
     _check_complete(name, info)
+    remember(model, folder / subfolder)
     return model
 
 

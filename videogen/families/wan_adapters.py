@@ -4,9 +4,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from lora.apply import Use, attach, attached_to, identity_of
+from lora.apply import Use, attach, attached_to, identity_of, nowhere
 from videogen.config import Adapters, AdapterUse
 from videogen.errors import bad
+from videogen.stored import stored_of
 
 HIGH, LOW, BOTH = "high", "low", "both"
 
@@ -42,4 +43,4 @@ def put_on_experts(transformers: Sequence[Any], adapters: Adapters, uses: Sequen
         if current is not None:
             current.detach()
         if own:
-            attach(transformer, own, fuse=adapters.fuse)
+            attach(transformer, own, fuse=adapters.fuse, origin=stored_of(transformer) or nowhere)
