@@ -30,12 +30,12 @@ _GIB = 2**30
 
 
 def fitted(placement: Placement, source: ModelSource, family: Any, recipe: Recipe, device: torch.device, *, is_alone: bool) -> Placement:
-    """The placement without `auto`: whole and resident but on a CUDA device that a clip has to itself and that does not hold all of it."""
+    """The placement without `auto`: whole and resident, but on a CUDA device that does not hold all of it."""
     if "auto" not in (placement.kind, placement.text):
         return replace(placement, rows=0)
     kind, text = ("whole" if placement.kind == "auto" else placement.kind), ("resident" if placement.text == "auto" else placement.text)
     simplest = replace(placement, kind=kind, text=text, rows=0)
-    if device.type != "cuda" or not is_alone:
+    if device.type != "cuda" or is_alone == (placement.peers is not None):
         return simplest
     parts = outline(source, usual(family).workflow, pick_dtype(recipe.dtype, device))
     rows = placement.rows or family.estimate(family.resolve(usual(family), Recipe())).rows
@@ -58,7 +58,7 @@ def usual(family: Any) -> Request:
 
 def _places(asked: Placement) -> Iterator[Placement]:
     """In the order of preference; the last takes least."""
-    for kind in ("whole", "parked", "offload-idle", "offload"):
+    for kind in ("whole", "parked", *(("offload-idle",) if asked.peers is None else ("fsdp",)), "offload"):
         for text in ("resident", "visiting", "offload"):
             if asked.kind in ("auto", kind) and (asked.text == text or (asked.text == "auto" and text != "visiting")):
                 yield replace(asked, kind=kind, text=text, rows=0)
@@ -73,9 +73,15 @@ def _is_allowed(place: Placement, source: ModelSource, family: Any, recipe: Reci
 
 
 def fitting(parts: Mapping[str, nn.Module], places: Sequence[Placement], rows: int, room: int) -> tuple[Placement, int]:
-    """The first place whose need is within `room` bytes, else the last, which needs least; and what it needs."""
-    needed = [(place, needs(parts, place, rows)) for place in places]
-    return next((each for each in needed if each[1] <= room), needed[-1])
+    """The first place whose need is within `room` bytes, else the last, which needs least; and what it needs.
+
+    Ranks that share a clip take the first one's.
+    """
+    needed = [needs(parts, place, rows) for place in places]
+    chosen = next((number for number, need in enumerate(needed) if need <= room), len(places) - 1)
+    if places[0].peers is not None:
+        chosen = places[0].peers.same(chosen)
+    return places[chosen], needed[chosen]
 
 
 def size(module: nn.Module) -> int:
@@ -85,13 +91,13 @@ def size(module: nn.Module) -> int:
 
 def needs(parts: Mapping[str, nn.Module], place: Placement, rows: int) -> int:
     """Bytes of the device at the peak of a clip of so many rows; the text encoder is done before the rows come."""
-    denoisers = _denoisers(parts)
-    held = sum(_of_denoiser(module, place.kind) for module in denoisers)
+    denoisers, ranks = _denoisers(parts), 1 if place.peers is None else place.peers.count
+    held = sum(_of_denoiser(module, place.kind, ranks) for module in denoisers)
     if place.kind == "offload-idle":
         held += max(map(_of_blocks, denoisers))
     held += sum(size(module) for name, module in parts.items() if not name.startswith(("transformer", "text_encoder", "vae")))
     held += _but_two(parts["vae"], _decoder_blocks(parts["vae"])) if place.kind == "offload" else size(parts["vae"])
-    clip, text = rows * _width(denoisers[0]) * 2 * VECTORS_A_ROW, parts.get("text_encoder")
+    clip, text = rows * _width(denoisers[0]) * 2 * VECTORS_A_ROW // ranks, parts.get("text_encoder")
     if text is None:
         return held + clip
     if place.text == "resident":
@@ -104,7 +110,7 @@ def _width(denoiser: Any) -> int:
     return int(config.get("hidden_size") or config["num_attention_heads"] * config["attention_head_dim"])
 
 
-def _of_denoiser(module: nn.Module, kind: str) -> int:
+def _of_denoiser(module: nn.Module, kind: str, ranks: int) -> int:
     """What stays on the device of one denoiser; of one that waits at home only what never waits."""
     blocks = [large_parts(block) for block in blocks_of(module)]
     parked = sum(size(block.adaln_proj) for block in blocks_of(module) if hasattr(block, "adaln_proj"))
@@ -112,8 +118,8 @@ def _of_denoiser(module: nn.Module, kind: str) -> int:
         return size(module)
     if kind == "parked":
         return size(module) - parked
-    if kind == "offload":
-        return _but_two(module, blocks) - parked
+    if kind in ("offload", "fsdp"):
+        return _but_two(module, blocks) - parked + (_of_blocks(module) // ranks if kind == "fsdp" else 0)
     return size(module) - parked - _of_blocks(module)
 
 

@@ -83,6 +83,24 @@ def test_what_is_asked_for_stays_and_the_rest_is_fitted_around_it(monkeypatch: p
     assert eight == [("parked", "offload"), ("whole", "offload")]  # 8-bit products do not visit, and take a byte a weight more
 
 
+class Two(Peers):
+    """Two ranks, of which the first took `first`."""
+
+    first: int | None = None
+
+    def same(self, value: int) -> int:
+        return value if self.first is None else self.first
+
+
+def test_ranks_that_share_a_clip_take_one_place_and_shard_before_they_offload(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Placement("auto", Two(0, 2, None, None), "auto")
+    found = [place(monkeypatch, gib, asked, is_alone=False) for gib in (141, 94, 60, 40, 16)]
+    assert found == [("whole", "resident"), ("whole", "offload"), ("parked", "offload"), ("fsdp", "offload"), ("offload", "offload")]
+    other = Two(1, 2, None, None)
+    other.first = 5  # of whole, parked and fsdp, each with and without the text encoder
+    assert place(monkeypatch, 141, Placement("auto", other, "auto"), is_alone=False) == ("fsdp", "offload")
+
+
 def test_no_card_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(_device: torch.device) -> None:
         raise AssertionError
@@ -92,7 +110,8 @@ def test_no_card_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     family = open_family(source)
     several = Placement("auto", Peers(0, 2, None, None), "auto")
     assert fitted(AUTO, source, family, EXACT, CPU, is_alone=True) == WHOLE
-    assert fitted(several, source, family, EXACT, CUDA, is_alone=False) == Placement("whole", several.peers, "resident")
+    assert fitted(several, source, family, EXACT, CPU, is_alone=False) == Placement("whole", several.peers, "resident")
+    assert fitted(AUTO, source, family, EXACT, CUDA, is_alone=False) == WHOLE  # ranks that nobody named
     assert open_pipeline("pocket", Recipe(), device="cpu").placement == WHOLE
     assert usual(family) == Request("a clip")
 
