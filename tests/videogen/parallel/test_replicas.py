@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from tests.videogen.jobs.fakes import FakeRenderer, settle_prompts
 from tests.videogen.parallel.trials import DEADLY_ONCE, trial
@@ -20,7 +22,7 @@ from videogen.jobs import run
 from videogen.jobs.journal import locked, read_journal
 from videogen.jobs.run import IN_ORDER, SilentScreen, run_clips
 from videogen.media import Encoding
-from videogen.parallel import comm
+from videogen.parallel import agent, comm
 from videogen.parallel.claims import Claims, SharedQueue
 from videogen.parallel.comm import Peers, PeersLost
 from videogen.parallel.fleet import Command
@@ -207,3 +209,22 @@ def test_commands_go_through_accelerate_with_a_device_each(monkeypatch: pytest.M
     assert all("VIDEOGEN_API_KEY" not in c.environment and c.environment["VIDEOGEN_RUN"] == "r" for c in alone + pairs)
     with pytest.raises(EnvironmentFault, match="at most the 1"):
         Launch(2, 1, ("0",))
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [(None, 0), (3, 3), (-9, 137), (SignalException("stop", signal.SIGTERM), 143)],
+)
+def test_the_launcher_of_ranks_ends_as_the_first_that_failed(
+    raised: Any, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def main() -> None:
+        if isinstance(raised, int):
+            failures = {rank: ProcessFailure(rank, 100 + rank, ended, str(tmp_path)) for rank, ended in enumerate((-15, raised))}
+            failures[0].timestamp, failures[1].timestamp = 20, 10
+            raise ChildFailedError("videogen", failures)
+        if raised is not None:
+            raise raised
+
+    monkeypatch.setattr(agent.launch, "main", main)
+    assert agent.main() == code
