@@ -56,7 +56,7 @@ def test_a_clip_of_released_size_takes_what_it_took_on_an_h200() -> None:
 def test_every_card_gets_the_simplest_place_that_fits(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, gib: float, wanted: tuple[str, str]
 ) -> None:
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, logger="videogen"):
         assert place(monkeypatch, gib) == wanted
     told = f"weights: {wanted[0]}, text encoder: {wanted[1]}; a clip needs about"
     assert caplog.messages == [] if gib == 141 else told in caplog.messages[0]
@@ -118,6 +118,6 @@ def test_no_card_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_too_little_host_memory_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr("videogen.fit._host_bytes", lambda: 60 * GIB)
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, logger="videogen"):
         place(monkeypatch, 24)
     assert "host memory may run short: 116 GiB of weights, 60 GiB free" in caplog.messages[0]

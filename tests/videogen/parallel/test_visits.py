@@ -1,6 +1,7 @@
 """Blocks whose weights lie in host memory: laid out once, at most two away, at home whatever happens; on a GPU the same clip in less."""
 
 import gc
+import logging
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -113,6 +114,7 @@ class Runtime:
 def test_memory_is_locked_as_long_as_weights_live_there_and_ordinary_memory_does(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.WARNING, logger="videogen")
     for code in (0, 1):
         runtime = Runtime(code)
         monkeypatch.setattr(torch.cuda, "cudart", lambda runtime=runtime: runtime)
