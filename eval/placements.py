@@ -53,7 +53,6 @@ class Bench:
         self._limit(None)
         pipeline = open_pipeline(self.workload.model, self.recipe, device=self.device.type, placement=placement)
         load_s = self._timed(lambda: pipeline.load(self.workload.workflow))
-        self.forget()
         self._limit(self.memory_gib)  # random weights are drawn with all of it
         pipeline.render(make_request(replace(self.workload, steps=WARM_STEPS), 0))
         return {
@@ -64,8 +63,8 @@ class Bench:
         }
 
     def _clip(self, pipeline: Pipeline, index: int) -> dict[str, Any]:
-        self.forget()
         if self.device.type == "cuda":
+            torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
         made = list[Result]()
         request = make_request(self.workload, index)
@@ -80,6 +79,7 @@ class Bench:
         """Let torch have no more than that of the device; all of it with None."""
         if self.device.type == "cuda":
             share = 1.0 if gib is None else gib * GIB / torch.cuda.get_device_properties(self.device).total_memory
+            torch.cuda.empty_cache()
             torch.cuda.set_per_process_memory_fraction(share, self.device)
 
     def _timed(self, call: Callable[[], object]) -> float:

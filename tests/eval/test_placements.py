@@ -1,13 +1,14 @@
 """The program that compares places for weights: equal clips are said to be equal, others not, and a failure costs its row only."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from eval import placements
 from eval.cases import WORKLOADS, Workload
+from videogen.config import Request
 from videogen.errors import RequestError
 from videogen.parallel.weights import Placement
 from videogen.pipeline import Pipeline
@@ -26,21 +27,29 @@ def run(out: Path, *words: str) -> list[dict[str, object]]:
     return rows
 
 
-def test_every_place_makes_the_same_clips_and_a_refusal_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    render, seeds = Pipeline.render, {"whole": 0, "offload": 0, "parked": 1}
+class Made:
+    """What a clip's record says; weights elsewhere make another clip of the same words where `kind` is parked."""
 
-    def rendered(pipeline: Pipeline, request, **values):  # type: ignore[no-untyped-def]
-        """Parked weights make another clip here."""
-        return render(pipeline, replace(request, seed=request.seed + seeds[pipeline.placement.kind]), **values)
+    def __init__(self, pipeline: Pipeline, request: Request) -> None:
+        words = f"{request.prompt} {request.seed} {request.steps} {pipeline.placement.kind == 'parked'}"
+        self.record: dict[str, Any] = {"stages_s": {"text": 0.5, "denoise": 2.0}, "output": {"frames_sha256": words, "audio_sha256": words}}
+        if pipeline.placement.text == "visiting":
+            self.record["memory"] = {"attempts": 2, "first": "no room"}
 
-    monkeypatch.setattr(Pipeline, "render", rendered)
-    whole, offload, idle, other = run(
-        tmp_path, *(w for k in ("whole", "offload,offload", "offload-idle", "parked") for w in ("--weights", k))
-    )
-    assert [row.get("is_equal") for row in (whole, offload, idle, other)] == [True, True, None, False]
+
+def test_equal_clips_are_said_to_be_equal_and_refusals_and_second_attempts_are_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pipeline, "load", lambda *_: None)
+    monkeypatch.setattr(Pipeline, "render", lambda pipeline, request: Made(pipeline, request))
+    kinds = ("whole", "offload,offload", "offload-idle", "parked", "offload,visiting")
+    whole, offload, idle, other, second = run(tmp_path, *(word for kind in kinds for word in ("--weights", kind)))
+    assert [row.get("is_equal") for row in (whole, offload, idle, other, second)] == [True, True, None, False, None]
     assert "two experts" in str(idle["error"]) and (offload["weights"], offload["text_encoder"]) == ("offload", "offload")
-    for clip in whole["clips"]:  # type: ignore[attr-defined]
-        assert clip["seconds"] > 0 and clip["allocated_gib"] is None and 0.1 < clip["host_gib"] < 20 and clip["stages_s"]["text"] > 0
+    assert "at the second attempt: no room" in str(second["error"])
+    first, last = whole["clips"]  # type: ignore[misc]
+    assert first["frames_sha256"] != last["frames_sha256"] and first["frames_sha256"].endswith("Part 1. 0 1 False")
+    assert first["seconds"] > 0 and first["allocated_gib"] is None and 0.1 < first["host_gib"] < 20
     told = (tmp_path / "placements.md").read_text()
     assert told.count("| True |") == 2 and told.count("| False |") == 1 and "| offload-idle, resident | | RequestError" in told
     with pytest.raises(RequestError, match="--out"):
