@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_STRENGTH = 1000
 _MARK = "_videogen_adapters"
+_BROKEN = "half taken off"  # no adapters' identity
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,20 @@ class Attachment:
     _saved: list[tuple[nn.Parameter, Callable[[], torch.Tensor]]] = field(default_factory=list)
 
     def detach(self) -> None:
-        """Give the model back as it was, bit for bit; a second call does nothing."""
+        """Give the model back as it was, bit for bit; a second call does nothing.
+
+        Where an original is not to be had any more its error is raised; the model is then of no known `identity`, and stays so until
+        a further call succeeds.
+        """
+        self.identity = _BROKEN
         for handle in self._handles:
             handle.remove()
-        with torch.no_grad():
-            for parameter, original in self._saved:
-                parameter.copy_(original())
         self._handles.clear()
-        self._saved.clear()
+        with torch.no_grad():
+            while self._saved:
+                parameter, original = self._saved[-1]
+                parameter.copy_(original())
+                self._saved.pop()
         if getattr(self.model, _MARK, None) is self:
             delattr(self.model, _MARK)
 

@@ -21,6 +21,7 @@ from videogen.config import SHIPPED, Adapters, AdapterUse, Recipe, as_plain
 from videogen.errors import EnvironmentFault, RequestError, bad, say
 from videogen.families.wan_adapters import check_pairs, expert_of, put_on_experts
 from videogen.identity import hash_settings
+from videogen.parallel.visits import send_home
 from videogen.places import user_path
 from videogen.source import ModelSource, open_family
 from videogen.stored import stored_of
@@ -200,6 +201,7 @@ def put_on(model: nn.Module, adapters: Adapters, shelf: Shelf) -> Attachment | N
     current = attached_to(model)
     if current is not None and current.identity == adapters.identity:
         return current
+    send_home(model)  # weights are written where they live
     if current is not None:
         current.detach()
     if not adapters.uses:

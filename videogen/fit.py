@@ -29,24 +29,39 @@ OTHERS_BYTES, USABLE = 2.5e9, 0.95  # CUDA's own, the libraries', a schedule's t
 _GIB = 2**30
 
 
-def fitted(placement: Placement, source: ModelSource, family: Any, recipe: Recipe, device: torch.device, *, is_alone: bool) -> Placement:
-    """The placement without `auto`: whole and resident, but on a CUDA device that does not hold all of it."""
+def fitted(
+    placement: Placement, source: ModelSource, family: Any, recipes: Sequence[Recipe], device: torch.device, *, is_alone: bool
+) -> Placement:
+    """The placement without `auto`: whole and resident, but on a CUDA device that does not hold all of it.
+
+    `recipes` are all that will share the weights: none may be refused where they go. Where nothing can be told it is the simplest,
+    and what opens or loads the model says what is wrong.
+    """
     if "auto" not in (placement.kind, placement.text):
         return replace(placement, rows=0)
     kind, text = ("whole" if placement.kind == "auto" else placement.kind), ("resident" if placement.text == "auto" else placement.text)
     simplest = replace(placement, kind=kind, text=text, rows=0)
-    if device.type != "cuda" or is_alone == (placement.peers is not None):
+    places = [each for each in _places(placement) if all(_is_allowed(each, source, family, recipe) for recipe in recipes)]
+    if device.type != "cuda" or is_alone == (placement.peers is not None) or not places:
         return simplest
-    parts = outline(source, usual(family).workflow, pick_dtype(recipe.dtype, device))
-    rows = placement.rows or family.estimate(family.resolve(usual(family), Recipe())).rows
-    room = int(torch.cuda.mem_get_info(device)[0] * USABLE - OTHERS_BYTES)
-    if recipe.savings.matmul == "float8":
+    try:
+        resolved = family.resolve(usual(family), Recipe())
+        parts = outline(source, resolved.workflow, pick_dtype(recipes[0].dtype, device))
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        logger.debug("what the model takes is not known: %s", error)
+        return simplest
+    rows = placement.rows or family.estimate(resolved).rows
+    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    room = int(free * USABLE - OTHERS_BYTES)
+    if any(recipe.savings.matmul == "float8" for recipe in recipes):
         room -= sum(_of_blocks(module) // 2 for module in _denoisers(parts))  # copies of a byte a weight
-    found, needed = fitting(parts, [each for each in _places(placement) if _is_allowed(each, source, family, recipe)], rows, room)
+    has_tables = all(recipe.savings.adaln_tables for recipe in recipes)
+    found, needed = fitting(parts, places, rows, room, has_tables=has_tables)
     if found != simplest:
-        gib = tuple(amount / _GIB for amount in (needed, room, needs(parts, simplest, rows)))
+        gib = tuple(amount / _GIB for amount in (needed, room, needs(parts, simplest, rows, has_tables=has_tables)))
         said = "weights: %s, text encoder: %s; a clip needs about %.0f of the device's %.0f GiB so, %.0f otherwise%s"
-        logger.warning(said, found.kind, found.text, *gib, _short_of_host(sum(map(size, parts.values()))))
+        hosted = sum(size(module) for name, module in parts.items() if found.is_hosted(name))
+        logger.warning(said, found.kind, found.text, *gib, _short_of_host(hosted))
     return found
 
 
@@ -58,7 +73,8 @@ def usual(family: Any) -> Request:
 
 def _places(asked: Placement) -> Iterator[Placement]:
     """In the order of preference; the last takes least."""
-    for kind in ("whole", "parked", *(("offload-idle",) if asked.peers is None else ("fsdp",)), "offload"):
+    several = "fsdp" if asked.peers is not None and asked.kind == "auto" else "offload-idle"
+    for kind in ("whole", "parked", several, "offload"):
         for text in ("resident", "visiting", "offload"):
             if asked.kind in ("auto", kind) and (asked.text == text or (asked.text == "auto" and text != "visiting")):
                 yield replace(asked, kind=kind, text=text, rows=0)
@@ -72,12 +88,14 @@ def _is_allowed(place: Placement, source: ModelSource, family: Any, recipe: Reci
     return True
 
 
-def fitting(parts: Mapping[str, nn.Module], places: Sequence[Placement], rows: int, room: int) -> tuple[Placement, int]:
+def fitting(
+    parts: Mapping[str, nn.Module], places: Sequence[Placement], rows: int, room: int, *, has_tables: bool = True
+) -> tuple[Placement, int]:
     """The first place whose need is within `room` bytes, else the last, which needs least; and what it needs.
 
     Ranks that share a clip take the first one's.
     """
-    needed = [needs(parts, place, rows) for place in places]
+    needed = [needs(parts, place, rows, has_tables=has_tables) for place in places]
     chosen = next((number for number, need in enumerate(needed) if need <= room), len(places) - 1)
     if places[0].peers is not None:
         chosen = places[0].peers.same(chosen)
@@ -89,10 +107,13 @@ def size(module: nn.Module) -> int:
     return sum(parameter.nbytes for parameter in module.parameters())
 
 
-def needs(parts: Mapping[str, nn.Module], place: Placement, rows: int) -> int:
-    """Bytes of the device at the peak of a clip of so many rows; the text encoder is done before the rows come."""
+def needs(parts: Mapping[str, nn.Module], place: Placement, rows: int, *, has_tables: bool = True) -> int:
+    """Bytes of the device at the peak of a clip of so many rows; the text encoder is done before the rows come.
+
+    Without tables of them the AdaLN projections are on the device wherever the rest lives.
+    """
     denoisers, ranks = _denoisers(parts), 1 if place.peers is None else place.peers.count
-    held = sum(_of_denoiser(module, place.kind, ranks) for module in denoisers)
+    held = sum(_of_denoiser(module, place.kind, ranks, has_tables=has_tables) for module in denoisers)
     if place.kind == "offload-idle":
         held += max(map(_of_blocks, denoisers))
     held += sum(size(module) for name, module in parts.items() if not name.startswith(("transformer", "text_encoder", "vae")))
@@ -110,10 +131,10 @@ def _width(denoiser: Any) -> int:
     return int(config.get("hidden_size") or config["num_attention_heads"] * config["attention_head_dim"])
 
 
-def _of_denoiser(module: nn.Module, kind: str, ranks: int) -> int:
+def _of_denoiser(module: nn.Module, kind: str, ranks: int, *, has_tables: bool) -> int:
     """What stays on the device of one denoiser; of one that waits at home only what never waits."""
     blocks = [large_parts(block) for block in blocks_of(module)]
-    parked = sum(size(block.adaln_proj) for block in blocks_of(module) if hasattr(block, "adaln_proj"))
+    parked = sum(size(block.adaln_proj) for block in blocks_of(module) if hasattr(block, "adaln_proj")) if has_tables else 0
     if kind == "whole":
         return size(module)
     if kind == "parked":

@@ -95,8 +95,12 @@ def _load_model(kind: Any, name: str, folder: Path, subfolder: str, dtype: torch
 
 
 def _cast(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """Cast parameters and buffers, keeping in float32 the parts the class asks for (matched by exact path part)."""
-    kept = set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    """Cast parameters and buffers, keeping in float32 the parts the class asks for (matched by exact path part).
+
+    Transformers keeps some of them for float16 only.
+    """
+    always = "_keep_in_fp32_modules_strict" if isinstance(model, PreTrainedModel) and dtype != torch.float16 else "_keep_in_fp32_modules"
+    kept = set(getattr(model, always, None) or ())
     for path, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.is_floating_point():
             tensor.data = tensor.data.to(torch.float32 if kept & set(path.split(".")) else dtype)
@@ -170,13 +174,14 @@ def _blueprint(source: ModelSource, workflow: str) -> Any:
 
 def outline(source: ModelSource, workflow: str, dtype: torch.dtype) -> dict[str, torch.nn.Module]:
     """A workflow's models by name, with their structure and sizes and without memory."""
-    specs, nowhere = _blueprint(source, workflow)._component_specs, torch.device("meta")
+    pipe, found = _blueprint(source, workflow), dict[str, torch.nn.Module]()
     with _quiet():
-        return {
-            name: _random_model(spec.type_hint, source.folder, spec.subfolder or "", nowhere, dtype, is_hosted=False)
-            for name, spec in specs.items()
-            if isinstance(spec.type_hint, type) and issubclass(spec.type_hint, ModelMixin | PreTrainedModel)
-        }
+        for name, spec in pipe._component_specs.items():
+            if isinstance(spec.type_hint, type) and issubclass(spec.type_hint, ModelMixin | PreTrainedModel):
+                own_dtype = torch.float32 if name in getattr(pipe, "float32_parts", ()) else dtype
+                told = (spec.type_hint, source.folder, spec.subfolder or "", torch.device("meta"), own_dtype)
+                found[name] = _random_model(*told, is_hosted=False)
+    return found
 
 
 def load_component(source: ModelSource, workflow: str, name: str, *, device: torch.device, dtype: torch.dtype) -> Any:

@@ -289,7 +289,7 @@ def open_pipeline(
     check_digest(source)
     if source.label:
         logger.warning("%s: %s", source.name, source.label)
-    place = fitted(placement, source, family, wanted, where, is_alone=sharding is ALONE)
+    place = fitted(placement, source, family, [wanted], where, is_alone=sharding is ALONE)
     return Pipeline(source, family, wanted, where, read_profile(where, read_environment()), sharding, place)
 
 

@@ -35,7 +35,7 @@ def place(
 ) -> tuple[str, str]:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (int(gib * GIB), 0))
     source = find_model(model)
-    options = {"recipe": EXACT, "device": CUDA, "is_alone": True} | changes
+    options = {"recipes": [EXACT], "device": CUDA, "is_alone": True} | changes
     found = fitted(asked, source, open_family(source), **options)
     assert found.rows == 0 and found.peers is asked.peers
     return found.kind, found.text
@@ -79,7 +79,7 @@ def test_what_is_asked_for_stays_and_the_rest_is_fitted_around_it(monkeypatch: p
     assert found == [("whole", "offload"), ("offload", "resident"), ("offload", "visiting"), ("parked", "resident")]
     longer = Placement("auto", text="auto", rows=300_000)
     assert [place(monkeypatch, 141, each) for each in (AUTO, longer)] == [("whole", "resident"), ("whole", "offload")]
-    eight = [place(monkeypatch, gib, recipe=find_recipe("float8")) for gib in (24, 141)]
+    eight = [place(monkeypatch, gib, recipes=[EXACT, find_recipe("float8")]) for gib in (24, 141)]
     assert eight == [("parked", "offload"), ("whole", "offload")]  # 8-bit products do not visit, and take a byte a weight more
 
 
@@ -101,6 +101,26 @@ def test_ranks_that_share_a_clip_take_one_place_and_shard_before_they_offload(mo
     assert place(monkeypatch, 141, Placement("auto", other, "auto"), is_alone=False) == ("fsdp", "offload")
 
 
+def test_projections_without_tables_stay_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = [find_recipe("plain")]
+    assert [place(monkeypatch, gib, recipes=plain) for gib in (94, 60, 40)] == [
+        ("whole", "offload"),
+        ("offload", "offload"),
+        ("offload", "offload"),
+    ]
+    parts = fit.outline(find_model("random:h3"), "t2va", torch.bfloat16)
+    small = Placement("offload", text="offload")
+    assert needs(parts, small, 1, has_tables=False) - needs(parts, small, 1) == pytest.approx(13.01e9 * 2, rel=0.01)
+
+
+def test_where_nothing_can_be_told_the_simplest_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Placement("offload-idle", Two(0, 2, None, None), "auto")
+    assert place(monkeypatch, 60, ranks, "random:wan22-t2v", is_alone=False) == ("offload-idle", "resident")
+    assert place(monkeypatch, 60, Placement("parked", text="auto"), "random:wan22-t2v") == ("parked", "resident")  # the pipeline refuses it
+    monkeypatch.setattr(fit, "outline", lambda *_: (_ for _ in ()).throw(OSError("no config")))
+    assert place(monkeypatch, 4) == ("whole", "resident")
+
+
 def test_no_card_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(_device: torch.device) -> None:
         raise AssertionError
@@ -109,9 +129,9 @@ def test_no_card_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     source = find_model("random:h3")
     family = open_family(source)
     several = Placement("auto", Peers(0, 2, None, None), "auto")
-    assert fitted(AUTO, source, family, EXACT, CPU, is_alone=True) == WHOLE
-    assert fitted(several, source, family, EXACT, CPU, is_alone=False) == Placement("whole", several.peers, "resident")
-    assert fitted(AUTO, source, family, EXACT, CUDA, is_alone=False) == WHOLE  # ranks that nobody named
+    assert fitted(AUTO, source, family, [EXACT], CPU, is_alone=True) == WHOLE
+    assert fitted(several, source, family, [EXACT], CPU, is_alone=False) == Placement("whole", several.peers, "resident")
+    assert fitted(AUTO, source, family, [EXACT], CUDA, is_alone=False) == WHOLE  # ranks that nobody named
     assert open_pipeline("pocket", Recipe(), device="cpu").placement == WHOLE
     assert usual(family) == Request("a clip")
 

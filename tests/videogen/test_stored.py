@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lora.apply import Attachment, Use, attached, attached_to
+from lora.apply import Attachment, Use, attach, attached, attached_to
 from tests.lora.test_apply import adapter_of
 from tests.lora.toys import fingerprint, make_model, make_truth
 from videogen.config import Recipe
@@ -41,15 +41,47 @@ def test_every_tensor_of_one_file_or_several_is_what_is_stored(tmp_path: Path) -
 def test_another_file_is_not_taken_for_the_one_that_was_loaded(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"a": torch.zeros(3)}, path)
-    stored = StoredWeights(tmp_path)
-    assert stored("a") is not None
+    stored, late = StoredWeights(tmp_path), StoredWeights(tmp_path)
+    assert stored("a").tolist() == [0, 0, 0]  # type: ignore[union-attr]
     save_file({"a": torch.ones(3)}, tmp_path / "new")
     os.replace(tmp_path / "new", path)
-    with pytest.raises(EnvironmentFault, match="another file than was loaded"):
-        stored("a")
+    assert stored("a").tolist() == [0, 0, 0] and late("a").tolist() == [1, 1, 1]  # type: ignore[union-attr]
+    os.utime(path, (1, 1))
+    with pytest.raises(EnvironmentFault, match="written into"):
+        late("a")
     path.unlink()
-    with pytest.raises(EnvironmentFault, match="start again"):
-        stored("a")
+    assert stored("a").tolist() == [0, 0, 0] and StoredWeights(tmp_path)("a") is None  # type: ignore[union-attr]
+
+
+def test_the_index_without_a_variant_is_the_models_own(tmp_path: Path) -> None:
+    for file, value in (("m.safetensors", 1.0), ("m.fp16.safetensors", 2.0)):
+        save_file({"a": torch.tensor([value])}, tmp_path / file)
+        (tmp_path / f"{file}.index.json").write_text(json.dumps({"weight_map": {"a": file}}))
+    assert StoredWeights(tmp_path)("a").tolist() == [1.0]  # type: ignore[union-attr]
+    for index in tmp_path.glob("*.json"):
+        index.unlink()
+    assert StoredWeights(tmp_path)("a").tolist() == [1.0]  # type: ignore[union-attr]
+
+
+def test_what_cannot_be_taken_off_is_of_no_known_identity_until_it_is() -> None:
+    model, adapter = make_model(), adapter_of(make_truth())
+    before, kept = fingerprint(model), {name: value.clone() for name, value in model.state_dict().items()}
+    asked, lasting = list[str](), 3
+
+    def origin(name: str) -> torch.Tensor:
+        asked.append(name)
+        if len(asked) > len(adapter.factors) + lasting:
+            raise EnvironmentFault("gone")
+        return kept[name]
+
+    attachment = attach(model, [Use(adapter)], fuse=True, origin=origin)
+    identity = attachment.identity
+    with pytest.raises(EnvironmentFault, match="gone"):
+        attachment.detach()
+    assert attached_to(model) is attachment and attachment.identity not in ("", identity) and fingerprint(model) != before
+    lasting = 1000
+    attachment.detach()
+    assert attached_to(model) is None and fingerprint(model) == before
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

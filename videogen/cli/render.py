@@ -123,6 +123,8 @@ def opener(wanted: Wanted, args: argparse.Namespace, ranks: Any = None) -> Calla
     opened: dict[str, Any] = {}
 
     def open_renderer(recipe: Recipe) -> Renderer:
+        from videogen.fit import fitted
+        from videogen.load import pick_device
         from videogen.parallel.sharding import ALONE
         from videogen.parallel.weights import Placement
         from videogen.pipeline import Pipeline, open_pipeline
@@ -131,7 +133,9 @@ def opener(wanted: Wanted, args: argparse.Namespace, ranks: Any = None) -> Calla
         if first is not None:
             return first.sharing(recipe)  # another recipe over the same weights
         rows = max((draft.estimate.rows for draft in wanted.drafts), default=0)
+        recipes = [recipe, *(draft.recipe for draft in wanted.drafts if draft.recipe.dtype == recipe.dtype)]
         sharding, placement = ranks or ALONE, Placement(args.weights, ranks and ranks.peers, args.text_encoder, rows)
+        placement = fitted(placement, wanted.source, wanted.family, recipes, pick_device(args.device), is_alone=ranks is None)
         opened[recipe.dtype] = open_pipeline(wanted.source, recipe, device=args.device, sharding=sharding, placement=placement)
         return opened[recipe.dtype]  # type: ignore[no-any-return]
 

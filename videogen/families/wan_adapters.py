@@ -7,6 +7,7 @@ from typing import Any
 from lora.apply import Use, attach, attached_to, identity_of, nowhere
 from videogen.config import Adapters, AdapterUse
 from videogen.errors import bad
+from videogen.parallel.visits import send_home
 from videogen.stored import stored_of
 
 HIGH, LOW, BOTH = "high", "low", "both"
@@ -40,6 +41,7 @@ def put_on_experts(transformers: Sequence[Any], adapters: Adapters, uses: Sequen
         current = attached_to(transformer)
         if current is not None and current.identity == identity_of(own, fuse=adapters.fuse):
             continue
+        send_home(transformer)
         if current is not None:
             current.detach()
         if own:

@@ -77,16 +77,21 @@ class Together:
         try:
             result = self.inner.render(request, seed=seed, on_event=on_event, stop=stop)
         except CLIP_ERRORS as error:
-            if self.peers.meet():
-                self._is_over()
-                raise
-            raise PeersLost(say("ranks of one clip", f"a lost one ({error})", "all of them to the end", "run it again")) from error
+            check_alike(self.peers, error)
+            self._is_over()
+            raise
         self._is_over()
         return result
 
     def _is_over(self) -> None:
         if self.lead is not None:
             self.lead.are_waiting = True
+
+
+def check_alike(peers: Peers, error: Exception) -> None:
+    """Raises PeersLost where not every rank comes here with an error of its own."""
+    if not peers.meet():
+        raise PeersLost(say("ranks of one clip", f"a lost one ({error})", "all of them to the end", "run it again")) from error
 
 
 def follow(clips: Sequence[Clip], peers: Peers, open_renderer: Callable[[Recipe], Renderer], stop: StopFlag) -> None:
@@ -97,11 +102,11 @@ def follow(clips: Sequence[Clip], peers: Peers, open_renderer: Callable[[Recipe]
             continue
         clip = clips[number - 1]
         key = canonical_json(as_plain(clip.draft.recipe))
-        if key not in opened:
-            opened[key] = open_renderer(clip.draft.recipe)
         try:
+            if key not in opened:
+                opened[key] = open_renderer(clip.draft.recipe)
             opened[key].render(clip.draft.resolved, seed=clip.seed, on_event=ignore, stop=stop)
         except CancelledRender:
             return
         except CLIP_ERRORS:
-            continue  # `Together` has made sure that all failed alike; the leader writes it down
+            continue  # `check_alike` has made sure that all failed; the leader writes it down

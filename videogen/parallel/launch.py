@@ -61,7 +61,7 @@ def _command(launch: Launch, number: int, words: Sequence[str], threads: str, to
         devices = ("--gpu_ids", launch.of_replica(number)) if launch.devices else ()
         many = ("--multi_gpu", "--num_machines", "1", "--num_processes", str(launch.ulysses), "--main_process_port", str(_free_port()))
         quiet = ("--mixed_precision", "no", "--dynamo_backend", "no", "--num_cpu_threads_per_process", threads)
-        started = (sys.executable, "-m", "videogen.parallel.agent", *many, *quiet, *devices, "-m", "videogen", *words)
+        started = (sys.executable, "-m", "videogen.cli.agent", *many, *quiet, *devices, "-m", "videogen", *words)
         return Command(started, child_environment(**told), stdin)
     where = ("--gpu_ids", launch.of_replica(number)) if launch.devices else ("--cpu",)
     options = ("--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", *where)

@@ -19,7 +19,7 @@ from torch import nn
 logger = logging.getLogger(__name__)
 
 _APART = 512  # bytes between the beginnings of two tensors divide by it, as the CUDA allocator's do
-_MARK = "_videogen_visits"
+_MARK, _TURNS = "_videogen_visits", "_videogen_turns"
 
 
 def comes_alone(tensor: torch.Tensor) -> bool:
@@ -200,6 +200,15 @@ def take_turns(owner: nn.Module, blocks: Sequence[Sequence[nn.Module]], device: 
             turns.close()
 
     owner.forward = forward
+    setattr(owner, _TURNS, turns)
+
+
+def send_home(model: nn.Module) -> None:
+    """Send home whatever blocks of a model are away: they stay where one was run by itself, outside its owner's forward."""
+    for module in model.modules():
+        turns: Turns | None = getattr(module, _TURNS, None)
+        if turns is not None:
+            turns.close()
 
 
 def largest_stack(model: nn.Module) -> tuple[nn.Module, list[nn.Module]]:

@@ -15,14 +15,14 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from tests.videogen.jobs.fakes import FakeRenderer, settle_prompts
 from tests.videogen.parallel.trials import DEADLY_ONCE, trial
 from tests.videogen.parallel.worlds import forked, in_world
-from videogen.cli import fleet
+from videogen.cli import agent, fleet
 from videogen.cli.main import main
 from videogen.errors import EnvironmentFault, RequestError
 from videogen.jobs import run
 from videogen.jobs.journal import locked, read_journal
 from videogen.jobs.run import IN_ORDER, SilentScreen, run_clips
 from videogen.media import Encoding
-from videogen.parallel import agent, comm
+from videogen.parallel import comm
 from videogen.parallel.claims import Claims, SharedQueue
 from videogen.parallel.comm import Peers, PeersLost
 from videogen.parallel.fleet import Command
@@ -213,7 +213,7 @@ def test_commands_go_through_accelerate_with_a_device_each(monkeypatch: pytest.M
 
 @pytest.mark.parametrize(
     ("raised", "code"),
-    [(None, 0), (3, 3), (-9, 137), (SignalException("stop", signal.SIGTERM), 143)],
+    [(None, 0), (3, 3), (-9, 137), (-15, 1), (SignalException("stop", signal.SIGTERM), 143)],
 )
 def test_the_launcher_of_ranks_ends_as_the_first_that_failed(
     raised: Any, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -14,7 +14,7 @@ from tests.videogen.parallel.worlds import CPU
 from videogen import Request
 from videogen.load import _building, _sent_home
 from videogen.parallel import visits
-from videogen.parallel.visits import comes_alone, largest_stack, settle_down, take_turns
+from videogen.parallel.visits import comes_alone, largest_stack, send_home, settle_down, take_turns
 from videogen.parallel.weights import Placement
 from videogen.pipeline import open_pipeline
 
@@ -86,6 +86,19 @@ def test_a_failure_and_a_write_between_forwards_find_all_at_home() -> None:
     row.layers[1].weight.data.mul_(2)  # type: ignore[union-attr, operator]
     wanted = row.layers[1](row.layers[0](given))
     assert torch.equal(row(given, (0, 1)), wanted)
+
+
+def test_a_block_that_ran_by_itself_is_sent_home_before_weights_are_written() -> None:
+    row, given = Row(), torch.randn(2, 3)
+    take_turns(row, [[layer] for layer in row.layers], CPU)
+    away = away_from(row.layers)
+    handle = row.layers[0].register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(IndexError))
+    with pytest.raises(IndexError):
+        row.layers[0](given)  # not through its owner, as doctor runs parts of a block
+    handle.remove()
+    assert away() == [0, 1]
+    send_home(nn.Sequential(row))
+    assert away() == []
 
 
 def test_what_cannot_visit_is_refused() -> None:
