@@ -146,8 +146,9 @@ def _render_together(
             inner.pause = announced.pause
             return announced
 
-        stack.enter_context(lead.to_the_end())
+        kept = stack.enter_context(lead.to_the_end())
         return _render(worker, wanted, args, clips, queue, stop, around, open_renderer)
+    raise kept[0]
 
 
 def whole_summary(clips: list[Clip], journal: Journal, run: str, *, is_stopped: bool) -> Summary:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from videogen.config import Recipe, as_plain
@@ -33,15 +33,22 @@ class Lead:
         self.are_waiting = number == _NOTHING_YET
 
     @contextmanager
-    def to_the_end(self) -> Iterator[None]:
-        """Where the leader cannot go on between two clips, it says so: ranks leave NCCL together, or wait for each other."""
+    def to_the_end(self) -> Iterator[list[Exception]]:
+        """Where the leader cannot go on between two clips, it says so to its peers: ranks leave NCCL together, or wait for each other.
+
+        Its error is then kept, in what is yielded, to be raised when they have left; any other goes on its way.
+        """
+        kept = list[Exception]()
         try:
-            yield
-        except Exception:
-            if self.are_waiting:
-                with suppress(PeersLost):
-                    self.tell(_END)
-            raise
+            yield kept
+        except Exception as error:
+            if not self.are_waiting:
+                raise
+            try:
+                self.tell(_END)
+            except PeersLost:
+                raise error from None
+            kept.append(error)
 
 
 @dataclass(frozen=True, slots=True)

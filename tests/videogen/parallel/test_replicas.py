@@ -139,14 +139,12 @@ def test_ranks_of_one_clip_fail_alike_or_end_together(tmp_path: Path, monkeypatc
             return renderer.rendered
         lead, told = Lead(peers), {"encoding": Encoding(), "screen": SilentScreen(), "stop": StopFlag()}
         try:
-            with lead.to_the_end():
+            with lead.to_the_end() as kept:
                 queue = Announced(IN_ORDER, lead)
                 summary = run_clips(clips, journal, lambda _: Together(renderer, peers, lead), queue=queue, **told)  # type: ignore[arg-type]
         except PeersLost:
             return "lost"
-        except EnvironmentFault as error:
-            return str(error)
-        return [row["state"] for row in summary.rows]
+        return str(kept[0]) if kept else [row["state"] for row in summary.rows]
 
     def full(*_: Any) -> Any:
         raise EnvironmentFault("disk: full")
