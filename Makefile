@@ -18,7 +18,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 setup: $(LINK)
 
-$(STAMP): pyproject.toml constraints.txt
+# the name holds what both files say: their dates, new in every clone, need not start it again
+$(STAMP):
 	@test -x $(PY) || $(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python: got %d.%d, expected 3.11 or newer; set PYTHON=/path/to/python3.11" % sys.version_info[:2])'
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@echo "videogen: installing the pinned packages into $(VENV) (once; 5.5 GB with torch)" >&2
