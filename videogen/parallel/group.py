@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from videogen.config import Recipe, as_plain
-from videogen.errors import CancelledRender, say
+from videogen.errors import CancelledRender, VideogenError, say
 from videogen.families.base import Resolved
 from videogen.identity import canonical_json
 from videogen.jobs.faults import CLIP_ERRORS
@@ -41,7 +41,7 @@ class Lead:
         kept = list[Exception]()
         try:
             yield kept
-        except Exception as error:
+        except (VideogenError, *CLIP_ERRORS) as error:
             if not self.are_waiting:
                 raise
             try:
