@@ -5,7 +5,6 @@ encoded. `--memory-gib` lets torch have no more than that of the device, as on a
 """
 
 import argparse
-import gc
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from videogen.errors import VideogenError, bad
 from videogen.jobs.run import write_json, write_text
 from videogen.load import pick_device
 from videogen.machine import memory_in_use_mb
+from videogen.memory import collect
 from videogen.parallel.weights import Placement
 from videogen.pipeline import Pipeline, open_pipeline
 from videogen.result import Result
@@ -91,12 +91,6 @@ class Bench:
         told = {name: None if value is None else value / GIB for name, value in zip(("allocated_gib", "reserved_gib"), used)}
         return told | {"host_gib": memory_in_use_mb() * 1e6 / GIB}
 
-    def forget(self) -> None:
-        """Give back what nothing holds any more."""
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
 
 def table(report: dict[str, Any]) -> str:
     """Every row, ready to paste: the second clip's figures, whose schedule's tables are kept."""
@@ -154,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     report: dict[str, Any] = {"schema": SCHEMA, "workload": workload.name, "steps": workload.steps, "recipe": args.recipe}
     report |= {"memory_gib": args.memory_gib, "fingerprint": fingerprint(), "rows": []}
     for placement in placements:
-        bench.forget()
+        collect()
         try:
             row = bench.row(placement)
         except (VideogenError, RuntimeError, MemoryError) as error:  # out of memory, above all

@@ -18,8 +18,7 @@ from videogen.config import Recipe, Request
 from videogen.errors import RequestError
 from videogen.families.limits import check_limits
 from videogen.load import outline, pick_dtype
-from videogen.parallel.visits import largest_stack
-from videogen.parallel.weights import Placement, blocks_of, large_parts
+from videogen.parallel.weights import Placement, blocks_of, decoder_stack, large_parts, text_stack
 from videogen.source import ModelSource
 
 logger = logging.getLogger(__name__)
@@ -30,17 +29,25 @@ _GIB = 2**30
 
 
 def fitted(
-    placement: Placement, source: ModelSource, family: Any, recipes: Sequence[Recipe], device: torch.device, *, is_alone: bool
+    placement: Placement,
+    source: ModelSource,
+    family: Any,
+    recipes: Sequence[Recipe],
+    device: torch.device,
+    *,
+    is_alone: bool,
+    rows: int | None = None,
 ) -> Placement:
     """The placement without `auto`: whole and resident, but on a CUDA device that does not hold all of it.
 
-    `recipes` are all that will share the weights: none may be refused where they go. Where nothing can be told it is the simplest,
+    `recipes` are all that will share the weights: none may be refused where they go. `rows` are those of the largest clip to come, by
+    default of the model's usual one. Where nothing can be told it is the simplest,
     and what opens or loads the model says what is wrong.
     """
     if "auto" not in (placement.kind, placement.text):
-        return replace(placement, rows=0)
+        return placement
     kind, text = ("whole" if placement.kind == "auto" else placement.kind), ("resident" if placement.text == "auto" else placement.text)
-    simplest = replace(placement, kind=kind, text=text, rows=0)
+    simplest = replace(placement, kind=kind, text=text)
     places = [each for each in _places(placement) if all(_is_allowed(each, source, family, recipe) for recipe in recipes)]
     if device.type != "cuda" or is_alone == (placement.peers is not None) or not places:
         return simplest
@@ -50,7 +57,7 @@ def fitted(
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
         logger.debug("what the model takes is not known: %s", error)
         return simplest
-    rows = placement.rows or family.estimate(resolved).rows
+    rows = rows or family.estimate(resolved).rows
     free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     room = int(free * USABLE - OTHERS_BYTES)
     if any(recipe.savings.matmul == "float8" for recipe in recipes):
@@ -77,7 +84,7 @@ def _places(asked: Placement) -> Iterator[Placement]:
     for kind in ("whole", "parked", several, "offload"):
         for text in ("resident", "visiting", "offload"):
             if asked.kind in ("auto", kind) and (asked.text == text or (asked.text == "auto" and text != "visiting")):
-                yield replace(asked, kind=kind, text=text, rows=0)
+                yield replace(asked, kind=kind, text=text)
 
 
 def _is_allowed(place: Placement, source: ModelSource, family: Any, recipe: Recipe) -> bool:
@@ -117,13 +124,13 @@ def needs(parts: Mapping[str, nn.Module], place: Placement, rows: int, *, has_ta
     if place.kind == "offload-idle":
         held += max(map(_of_blocks, denoisers))
     held += sum(size(module) for name, module in parts.items() if not name.startswith(("transformer", "text_encoder", "vae")))
-    held += _but_two(parts["vae"], _decoder_blocks(parts["vae"])) if place.kind == "offload" else size(parts["vae"])
+    held += _but_two(parts["vae"], decoder_stack(parts["vae"])[1]) if place.kind == "offload" else size(parts["vae"])
     clip, text = rows * _width(denoisers[0]) * 2 * VECTORS_A_ROW // ranks, parts.get("text_encoder")
     if text is None:
         return held + clip
     if place.text == "resident":
         return held + size(text) + clip
-    return held + max(clip, size(text) if place.text == "visiting" else _but_two(text, [[each] for each in largest_stack(text)[1]]))
+    return held + max(clip, size(text) if place.text == "visiting" else _but_two(text, text_stack(text)[1]))
 
 
 def _width(denoiser: Any) -> int:
@@ -151,10 +158,6 @@ def _of_blocks(denoiser: nn.Module) -> int:
 
 def _denoisers(parts: Mapping[str, nn.Module]) -> list[nn.Module]:
     return [module for name, module in parts.items() if name.startswith("transformer")]
-
-
-def _decoder_blocks(vae: Any) -> list[list[nn.Module]]:
-    return [[block] for block in getattr(vae.decoder, "transformer_blocks", [])]
 
 
 def _but_two(module: nn.Module, blocks: list[Any]) -> int:

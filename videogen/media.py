@@ -217,10 +217,10 @@ def _compare(
     audio = ("aac", 2, sampling_rate, samples.shape[1]) if samples is not None else (None, 0, 0, 0)
     expected = ((num_frames, width, height), ("h264", "yuv420p", True), audio)
     stored = (info.video_codec, info.pixel_format, info.faststart)
-    heard = (info.audio_codec, info.audio_channels, info.sampling_rate, info.audio_samples)
-    got = ((info.frames, info.width, info.height), stored, heard)
     is_near = abs(info.audio_samples - audio[3]) <= sampling_rate / 1000  # ffmpeg before 8 stores the sound's end to a millisecond
-    if (*got[:2], heard[:3]) != (*expected[:2], audio[:3]) or not is_near or abs(info.duration_s - num_frames / fps) > 1e-3:
+    heard = (info.audio_codec, info.audio_channels, info.sampling_rate, audio[3] if is_near else info.audio_samples)
+    got = ((info.frames, info.width, info.height), stored, heard)
+    if got != expected or abs(info.duration_s - num_frames / fps) > 1e-3:
         found, wanted = f"{got} lasting {info.duration_s:.4f} s", f"{expected} lasting {num_frames / fps:.4f} s"
         raise ClipFault(say(f"clip {path} read back", found, wanted, "nothing was kept; render it again"))
 

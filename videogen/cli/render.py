@@ -134,8 +134,9 @@ def opener(wanted: Wanted, args: argparse.Namespace, ranks: Any = None) -> Calla
             return first.sharing(recipe)  # another recipe over the same weights
         rows = max((draft.estimate.rows for draft in wanted.drafts), default=0)
         recipes = [recipe, *(draft.recipe for draft in wanted.drafts if draft.recipe.dtype == recipe.dtype)]
-        sharding, placement = ranks or ALONE, Placement(args.weights, ranks and ranks.peers, args.text_encoder, rows)
-        placement = fitted(placement, wanted.source, wanted.family, recipes, pick_device(args.device), is_alone=ranks is None)
+        sharding, placement = ranks or ALONE, Placement(args.weights, ranks and ranks.peers, args.text_encoder)
+        device = pick_device(args.device)
+        placement = fitted(placement, wanted.source, wanted.family, recipes, device, is_alone=ranks is None, rows=rows)
         opened[recipe.dtype] = open_pipeline(wanted.source, recipe, device=args.device, sharding=sharding, placement=placement)
         return opened[recipe.dtype]  # type: ignore[no-any-return]
 

@@ -12,7 +12,6 @@ from videogen.cli.render import exit_code, opener, report, settle, signals
 from videogen.cli.screen import JsonScreen, QuietScreen, make_screen
 from videogen.config import Environment, Recipe
 from videogen.errors import bad
-from videogen.jobs.faults import CLIP_ERRORS
 from videogen.jobs.journal import Journal, locked, read_journal
 from videogen.jobs.plan import Clip
 from videogen.jobs.run import Renderer, Summary, row_of, run_clips
@@ -119,7 +118,7 @@ def _render_together(
     worker: Worker, wanted: Wanted, args: argparse.Namespace, clips: list[Clip], queue: SharedQueue, stop: StopFlag
 ) -> Summary:
     """With the other ranks of this replica: the first claims and writes, all render."""
-    from videogen.parallel.group import Announced, Lead, Together, check_alike, follow
+    from videogen.parallel.group import Announced, Lead, Together, follow
     from videogen.parallel.join import joined
     from videogen.parallel.probe import head_groups
     from videogen.parallel.sequence import Ulysses
@@ -130,12 +129,8 @@ def _render_together(
         opened, lead = opener(wanted, args, Ulysses(peers, head_groups(peers, device))), Lead(peers)
 
         def open_renderer(recipe: Recipe) -> Renderer:
-            try:
-                return Together(opened(recipe), peers, lead)
-            except CLIP_ERRORS as error:
-                check_alike(peers, error)
-                lead.are_waiting = True
-                raise
+            with lead.alike():
+                return Together(opened(recipe), lead)
 
         if peers.rank:
             follow(clips, peers, open_renderer, stop)

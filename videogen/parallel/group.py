@@ -21,7 +21,7 @@ _END, _NOTHING_YET = 0, -1
 
 @dataclass(slots=True)
 class Lead:
-    """The leader's word to its peers, and whether they wait for it."""
+    """The leader's word to its peers, and whether they wait for it; every rank has one, only the leader tells."""
 
     peers: Peers
     are_waiting: bool = True
@@ -50,6 +50,17 @@ class Lead:
                 raise error from None
             kept.append(error)
 
+    @contextmanager
+    def alike(self) -> Iterator[None]:
+        """An error is a clip's only where every rank comes here with one of its own, else PeersLost; then all wait for the next word."""
+        try:
+            yield
+        except CLIP_ERRORS as error:
+            if not self.peers.meet():
+                raise PeersLost(say("ranks of one clip", f"a lost one ({error})", "all of them to the end", "run it again")) from error
+            self.are_waiting = True
+            raise
+
 
 @dataclass(frozen=True, slots=True)
 class Announced:
@@ -73,32 +84,17 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """A renderer whose failure is a clip's only where every peer fails alike; the leader's knows when they wait for it again."""
+    """A renderer whose failure is a clip's only where every peer fails alike."""
 
     inner: Renderer
-    peers: Peers
-    lead: Lead | None = None
+    lead: Lead
 
     def render(self, request: Resolved, *, seed: int | None, on_event: OnEvent, stop: StopFlag | None) -> Result:
         """Render one clip with the peers. Raises PeersLost where one of them is gone, and what the renderer raises."""
-        try:
+        with self.lead.alike():
             result = self.inner.render(request, seed=seed, on_event=on_event, stop=stop)
-        except CLIP_ERRORS as error:
-            check_alike(self.peers, error)
-            self._is_over()
-            raise
-        self._is_over()
+        self.lead.are_waiting = True
         return result
-
-    def _is_over(self) -> None:
-        if self.lead is not None:
-            self.lead.are_waiting = True
-
-
-def check_alike(peers: Peers, error: Exception) -> None:
-    """Raises PeersLost where not every rank comes here with an error of its own."""
-    if not peers.meet():
-        raise PeersLost(say("ranks of one clip", f"a lost one ({error})", "all of them to the end", "run it again")) from error
 
 
 def follow(clips: Sequence[Clip], peers: Peers, open_renderer: Callable[[Recipe], Renderer], stop: StopFlag) -> None:
@@ -116,4 +112,4 @@ def follow(clips: Sequence[Clip], peers: Peers, open_renderer: Callable[[Recipe]
         except CancelledRender:
             return
         except CLIP_ERRORS:
-            continue  # `check_alike` has made sure that all failed; the leader writes it down
+            continue  # `Lead.alike` has made sure that all failed; the leader writes it down

@@ -177,6 +177,8 @@ def take_turns(owner: nn.Module, blocks: Sequence[Sequence[nn.Module]], device: 
     Whatever the owner's forward skips or raises, afterwards every block is at home, so that adapters are written where weights live.
     Raises ValueError where two blocks share a parameter.
     """
+    if not blocks:
+        return
     homes = [settle_down((p for part in parts for p in part.parameters()), device) for parts in blocks]
     turns = Turns(homes, device)
     for parameter in (parameter for home in homes for parameter in home.parameters):

@@ -28,12 +28,11 @@ KINDS, TEXTS = ("auto", "whole", "parked", "fsdp", "offload", "offload-idle"), (
 class Placement:
     """How components come to a device: the denoiser as `kind` says (`fsdp` needs the peers of a clip), the text encoder to stay or, for
     every prompt that is not kept, as a whole (`text` `visiting`) or layer by layer (`offload`). With `kind` `offload` the video decoder's
-    blocks visit too. `auto` is settled when a pipeline is opened, for clips of `rows` (0: the model's usual ones)."""
+    blocks visit too. `auto` is settled when a pipeline is opened."""
 
     kind: str = "whole"
     peers: Peers | None = None
     text: str = "resident"
-    rows: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -59,13 +58,10 @@ class Placement:
             return module.to(device)
         if name == "text_encoder":
             if self.text == "offload":
-                owner, blocks = largest_stack(module)
-                take_turns(owner, [[block] for block in blocks], device)
+                take_turns(*text_stack(module), device)
             park(module, device)
         elif name == "vae":
-            decoder: Any = module.decoder
-            if hasattr(decoder, "transformer_blocks"):
-                take_turns(decoder, [[block] for block in decoder.transformer_blocks], device)
+            take_turns(*decoder_stack(module), device)
             _move(module, device)
         elif self.kind == "fsdp":
             assert self.peers is not None
@@ -91,6 +87,17 @@ def blocks_of(transformer: Any) -> Any:
 def large_parts(block: Any) -> tuple[nn.Module, ...]:
     """What of a block is sharded or visits, in the order it runs."""
     return (block.attn, block.ff) if hasattr(block, "attn") else (block.attn1, block.attn2, block.ffn)
+
+
+def text_stack(encoder: nn.Module) -> tuple[nn.Module, list[list[nn.Module]]]:
+    """What runs a text encoder's layers, and those that visit one by one."""
+    owner, blocks = largest_stack(encoder)
+    return owner, [[block] for block in blocks]
+
+
+def decoder_stack(vae: Any) -> tuple[nn.Module, list[list[nn.Module]]]:
+    """The same of a video decoder; Wan's has none."""
+    return vae.decoder, [[block] for block in getattr(vae.decoder, "transformer_blocks", ())]
 
 
 def _move_rest(transformer: Any, device: torch.device, *, is_large_moved: bool = False) -> None:

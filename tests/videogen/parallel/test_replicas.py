@@ -135,13 +135,13 @@ def test_ranks_of_one_clip_fail_alike_or_end_together(tmp_path: Path, monkeypatc
         if peers.rank:
             if prompts[0] == "one fails":
                 return f"gone after {peers.same(0)}"  # without a word
-            follow(clips, peers, lambda _: Together(renderer, peers), StopFlag())
+            follow(clips, peers, lambda _: Together(renderer, Lead(peers)), StopFlag())
             return renderer.rendered
         lead, told = Lead(peers), {"encoding": Encoding(), "screen": SilentScreen(), "stop": StopFlag()}
         try:
             with lead.to_the_end() as kept:
                 queue = Announced(IN_ORDER, lead)
-                summary = run_clips(clips, journal, lambda _: Together(renderer, peers, lead), queue=queue, **told)  # type: ignore[arg-type]
+                summary = run_clips(clips, journal, lambda _: Together(renderer, lead), queue=queue, **told)  # type: ignore[arg-type]
         except PeersLost:
             return "lost"
         return str(kept[0]) if kept else [row["state"] for row in summary.rows]
